@@ -47,11 +47,11 @@ inline floats mask_of(const attention_case & c) {
 }
 
 struct inputs {
-    floats q, k, v, mask, sinks;
+    floats q, k, v, mask, sinks, exact_k, exact_v; // exact: before they became f16
 
     explicit inputs(const attention_case & c) :
         q(random_floats(c.n_k * c.n_tokens * c.n_heads, c.size, 1)), k(random_floats(c.n_k * c.n_keys * c.n_heads_kv, 1, 2)),
-        v(random_floats(c.n_v * c.n_keys * c.n_heads_kv, 1, 3)), mask(mask_of(c)), sinks(random_floats(c.n_heads, 2, 4)) {
+        v(random_floats(c.n_v * c.n_keys * c.n_heads_kv, 1, 3)), mask(mask_of(c)), sinks(random_floats(c.n_heads, 2, 4)), exact_k(k), exact_v(v) {
         for (floats * x : { &k, &v }) {
             for (float & f : *x) {
                 f = c.type == GGML_TYPE_F16 ? ggml_fp16_to_fp32(ggml_fp32_to_fp16(f)) : f;
@@ -100,4 +100,17 @@ inline double error_of(const attention_case & c, const inputs & in, const floats
         }
     }
     return sqrt(difference / norm);
+}
+
+// the same of what keys and values lose when they become f16
+inline double lost_as_f16(const attention_case & c, const inputs & in) {
+    inputs exact = in;
+    exact.k      = in.exact_k;
+    exact.v      = in.exact_v;
+    floats y;
+    for (int64_t i = 0; i < c.n_tokens * c.n_heads; i++) {
+        const std::vector<double> x = reference(c, exact, i / c.n_heads, i % c.n_heads);
+        y.insert(y.end(), x.begin(), x.end());
+    }
+    return error_of(c, in, y);
 }

@@ -59,6 +59,11 @@ static floats attention(const attention_case & c, const inputs & in, int n_threa
     return result;
 }
 
+// two bf16 for a number
+static bool is_tiled(const spac_kernels & kernels) {
+    return strcmp(kernels.name, "amx") == 0;
+}
+
 static void test_case(const spac_kernels & kernels, const attention_case & c) {
     const spac_dense_matmul marks({}, &kernels);
     const inputs            in(c);
@@ -68,9 +73,9 @@ static void test_case(const spac_kernels & kernels, const attention_case & c) {
         CHECK(attention(c, in, n_threads, &marks) == ours);
     }
     if (c.is_ours) {
-        const double error = error_of(c, in, ours), error_ggml = error_of(c, in, ggml);
-        printf("%-7s %-20s error %.2e, ggml %.2e\n", kernels.name, c.what.c_str(), error, error_ggml);
-        CHECK(error <= error_ggml * 1.01 + 1e-6);
+        const double error = error_of(c, in, ours), error_ggml = error_of(c, in, ggml), lost = lost_as_f16(c, in);
+        printf("%-7s %-20s error %.2e, ggml %.2e, f16 %.2e\n", kernels.name, c.what.c_str(), error, error_ggml, lost);
+        CHECK(error <= error_ggml * 1.01 + (is_tiled(kernels) ? lost / 30 : 1e-6));
     }
 }
 

@@ -1,9 +1,10 @@
 // Attention of many tokens in tiles of bf16 (AMX), after an online softmax.
 //
-// A bf16 has 8 bits of a number, so an f16 is the sum of two and an f32 of three, exactly; of the products of such parts only the
-// last is left out, which lies behind what an f32 keeps. Rows are in the lanes of sums, as in attention-lanes.h; keys, and then
-// elements of values, in their lines. So scores become the right factor of the second product as they lie, a pair of keys in a word.
-// While a tile is multiplied the processor has time for vectors: one half of a block multiplies beside the other's softmax.
+// A number is the sum of two bf16, to 2^-17 of it (an f16 exactly). The product of the two small ones is left out: what is lost is a
+// fiftieth of what keys and values lost when they became f16.
+// Rows are in the lanes of sums, as in attention-lanes.h; keys, and then elements of values, in their lines. So scores become the
+// right factor of the second product as they lie, a pair of keys in a word.
+// While a tile is multiplied the processor has time for vectors: a block's softmax is made beside the products of those around it.
 #pragma once
 
 #include "attention-rows.h"
@@ -13,19 +14,17 @@
 
 namespace {
 
-static constexpr int TILE_KEYS  = 128;           // of one step of the softmax
-static constexpr int BOTH_SIDES = 2 * TILE_SIDE; // sums are made in 2 x 2 tiles
-static constexpr int BLOCK_ROWS = 2 * BOTH_SIDES;
+static constexpr int TILE_KEYS  = 256;           // of one step of the softmax
+static constexpr int BLOCK_ROWS = 2 * TILE_SIDE; // sums are made in 2 x 2 tiles
+static constexpr int BLOCKS     = 16;            // for which keys and values are taken once
 
-static_assert(TILE_KEYS % BOTH_SIDES == 0 && BOTH_SIDES == TILE_COLS, "padding");
+static constexpr float LOG2_E = 1.44269504f; // scores are taken times it, so that 2^x is e^x
 
-// the parts of 16 x 32 numbers, the largest first
-struct left_tiles {
-    pair_tile part[2];
-};
+static_assert(TILE_KEYS % BLOCK_ROWS == 0 && BLOCK_ROWS == TILE_COLS, "padding");
 
-struct right_tiles {
-    pair_tile part[3];
+// 16 x 32 numbers, each the sum of two
+struct split_tile {
+    pair_tile large, small;
 };
 
 SPAC_INLINE int64_t padded(int64_t n) {
@@ -36,31 +35,25 @@ SPAC_INLINE int64_t padded(int64_t n) {
 struct pairs {
     __m512 x, y;
 
-    static SPAC_INLINE __m512 rest_of(__m512 x) {
-        return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32((int) 0xffff0000))));
+    // the nearest bf16, a pair in a word
+    SPAC_INLINE __m512i as_bf16() const {
+        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        return _mm512_permutexvar_epi16(order, (__m512i) _mm512_cvtne2ps_pbh(y, x));
     }
 
-    // their largest parts; leaves the rest
-    SPAC_INLINE __m512i take_part() {
-        const __m512i both = _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32(_mm512_castps_si512(x), 16), _mm512_castps_si512(y));
-        x                  = rest_of(x);
-        y                  = rest_of(y);
-        return both;
-    }
-
-    template <typename T>
-    SPAC_INLINE void put(T & to, int64_t line) {
-        for (pair_tile & part : to.part) {
-            _mm512_store_si512(part.pairs[line], take_part());
-        }
+    SPAC_INLINE void put(split_tile & to, int64_t line) const {
+        const __m512i large   = as_bf16();
+        const __m512  x_large = _mm512_castsi512_ps(_mm512_slli_epi32(large, 16));
+        const __m512  y_large = _mm512_castsi512_ps(_mm512_and_si512(large, _mm512_set1_epi32((int) 0xffff0000)));
+        const pairs   rest    = { _mm512_sub_ps(x, x_large), _mm512_sub_ps(y, y_large) };
+        _mm512_store_si512(to.large.pairs[line], large);
+        _mm512_store_si512(to.small.pairs[line], rest.as_bf16());
     }
 };
 
-template <typename T>
-SPAC_INLINE void turn_parts(const T & from, T & to) {
-    for (size_t i = 0; i < sizeof(from.part) / sizeof(pair_tile); i++) {
-        turn_rows(&from.part[i], (__m512i *) &to.part[i]);
-    }
+SPAC_INLINE void turn(const split_tile & from, split_tile & to) {
+    turn_rows(&from.large, (__m512i *) &to.large);
+    turn_rows(&from.small, (__m512i *) &to.small);
 }
 
 // ---- what is multiplied
@@ -75,7 +68,7 @@ SPAC_INLINE __m512 floats_at(const float * row, int64_t i, int64_t n, float scal
 }
 
 // n keys as lines; of 32 elements the first is beside the 17th
-void take_keys(const attention_heads & a, int64_t first, int64_t n, left_tiles * to) {
+void take_keys(const attention_heads & a, int64_t first, int64_t n, split_tile * to) {
     const int64_t n_steps = padded(a.n_k) / TILE_COLS;
     for (int64_t key = 0; key < padded(n); key++) {
         const uint16_t * row = key < n ? a.halves_of(a.k, first + key) : nullptr;
@@ -87,31 +80,32 @@ void take_keys(const attention_heads & a, int64_t first, int64_t n, left_tiles *
 }
 
 // n values as columns: an element of all of them is a line
-void take_values(const attention_heads & a, int64_t first, int64_t n, left_tiles * to) {
+void take_values(const attention_heads & a, int64_t first, int64_t n, split_tile * to) {
     for (int64_t key = 0; key < n; key += TILE_COLS) {
         for (int64_t i = 0; i < padded(a.n_v); i += TILE_SIDE) {
-            left_tiles lines;
+            split_tile lines;
             for (int64_t pair = 0; pair < TILE_SIDE; pair++) {
                 const int64_t k = key + 2 * pair;
                 pairs         x = { halves_at(k < n ? a.halves_of(a.v, first + k) : nullptr, i, a.n_v),
                                     halves_at(k + 1 < n ? a.halves_of(a.v, first + k + 1) : nullptr, i, a.n_v) };
                 x.put(lines, pair);
             }
-            turn_parts(lines, to[i / TILE_SIDE * (TILE_KEYS / TILE_COLS) + key / TILE_COLS]);
+            turn(lines, to[i / TILE_SIDE * (TILE_KEYS / TILE_COLS) + key / TILE_COLS]);
         }
     }
 }
 
 // 16 rows as columns, scaled
-void take_queries(const attention_heads & a, int64_t first, right_tiles * to) {
+void take_queries(const attention_heads & a, int64_t first, split_tile * to) {
+    const float scale = a.scale * LOG2_E;
     for (int64_t i = 0; i < padded(a.n_k); i += TILE_COLS, to++) {
-        right_tiles lines;
+        split_tile lines;
         for (int64_t row = 0; row < TILE_SIDE; row++) {
             const float * q = a.query_of(first + row);
-            pairs         x = { floats_at(q, i, a.n_k, a.scale), floats_at(q, i + 16, a.n_k, a.scale) };
+            pairs         x = { floats_at(q, i, a.n_k, scale), floats_at(q, i + 16, a.n_k, scale) };
             x.put(lines, row);
         }
-        turn_parts(lines, *to);
+        turn(lines, *to);
     }
 }
 
@@ -131,41 +125,40 @@ SPAC_INLINE void add_products(Work & work) {
 }
 
 template <typename Tiles>
-SPAC_INLINE void load_left(const left_tiles & first, const left_tiles & second, int part) {
-    Tiles::template load<4>(&first.part[part]);
-    Tiles::template load<5>(&second.part[part]);
+SPAC_INLINE void load_left(const pair_tile & first, const pair_tile & second) {
+    Tiles::template load<4>(&first);
+    Tiles::template load<5>(&second);
 }
 
 template <typename Tiles>
-SPAC_INLINE void load_right(const right_tiles & first, const right_tiles & second, int part) {
-    Tiles::template load<6>(&first.part[part]);
-    Tiles::template load<7>(&second.part[part]);
+SPAC_INLINE void load_right(const pair_tile & first, const pair_tile & second) {
+    Tiles::template load<6>(&first);
+    Tiles::template load<7>(&second);
 }
 
 // sums of 32 lines of 32 lanes, in two times 16
 template <typename Tiles, typename Work>
-SPAC_INLINE void multiply_2x2(const left_tiles * a, int64_t a_stride, const right_tiles * b, int64_t b_stride, int64_t n_steps, Work & work) {
+SPAC_INLINE void multiply_2x2(const split_tile * a, int64_t a_stride, const split_tile * b, int64_t b_stride, int64_t n_steps, Work & work) {
     for (int64_t i = 0; i < n_steps; i++, a++, b++) {
-        load_left<Tiles>(a[0], a[a_stride], 0);
-        load_right<Tiles>(b[0], b[b_stride], 2);
+        load_left<Tiles>(a[0].large, a[a_stride].large);
+        load_right<Tiles>(b[0].small, b[b_stride].small);
         add_products<Tiles>(work);
-        load_right<Tiles>(b[0], b[b_stride], 0);
+        load_right<Tiles>(b[0].large, b[b_stride].large);
         add_products<Tiles>(work);
-        load_right<Tiles>(b[0], b[b_stride], 1);
-        add_products<Tiles>(work);
-        load_left<Tiles>(a[0], a[a_stride], 1);
-        add_products<Tiles>(work);
-        load_right<Tiles>(b[0], b[b_stride], 0);
+        load_left<Tiles>(a[0].small, a[a_stride].small);
         add_products<Tiles>(work);
     }
 }
 
-static constexpr int N_RUNS = 5; // of the work, in a step
+// of the work
+SPAC_INLINE int64_t n_runs(int64_t n_lines, int64_t n_steps) {
+    return n_lines / BLOCK_ROWS * n_steps * 3;
+}
 
 // c = a . b or c += a . b: n lines of two times 16 lanes, c_stride apart
 template <typename Tiles, bool IS_NEW, typename Work>
-void multiply(const left_tiles * a, int64_t n, int64_t a_stride, const right_tiles * b, int64_t b_stride, int64_t n_steps, __m512 * c, int64_t c_stride, Work && work) {
-    for (int64_t line = 0; line < n; line += BOTH_SIDES, a += 2 * a_stride, c += BOTH_SIDES) {
+void multiply(const split_tile * a, int64_t n, int64_t a_stride, const split_tile * b, int64_t b_stride, int64_t n_steps, __m512 * c, int64_t c_stride, Work && work) {
+    for (int64_t line = 0; line < n; line += BLOCK_ROWS, a += 2 * a_stride, c += BLOCK_ROWS) {
         if (IS_NEW) {
             Tiles::template zero<0>();
             Tiles::template zero<1>();
@@ -204,11 +197,11 @@ struct row_sums {
 struct softmax {
     row_sums &     sums;
     const __m512 * scores;
-    right_tiles *  to;
+    split_tile *   to;
     int64_t        n_pairs, next = 0;
     __m512         max, sum;
 
-    softmax(row_sums & sums, int64_t n_v, __m512 * scores, int64_t n, right_tiles * to) :
+    softmax(row_sums & sums, int64_t n_v, __m512 * scores, int64_t n, split_tile * to) :
         sums(sums), scores(scores), to(to), n_pairs(padded(n) / 2), sum(_mm512_setzero_ps()) {
         for (int64_t i = n; i < 2 * n_pairs; i++) {
             scores[i] = _mm512_set1_ps(-INFINITY);
@@ -222,16 +215,17 @@ struct softmax {
         const __m512 all = _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]));
         max              = _mm512_max_ps(all, _mm512_set1_ps(-1e30f)); // finite, where nothing was visible yet
 
-        const __m512 factor = exp_ps(_mm512_sub_ps(sums.max, max));
-        sums.max            = all;
-        sums.sum            = _mm512_mul_ps(sums.sum, factor);
-        for (int64_t i = 0; i < n_v; i++) {
+        const __m512 factor   = exp2_ps(_mm512_sub_ps(sums.max, max));
+        const bool   is_other = _mm512_cmp_ps_mask(factor, _mm512_set1_ps(1), _CMP_NEQ_UQ);
+        sums.max              = all;
+        sums.sum              = _mm512_mul_ps(sums.sum, factor);
+        for (int64_t i = 0; is_other && i < n_v; i++) {
             sums.out[i] = _mm512_mul_ps(sums.out[i], factor);
         }
     }
 
     SPAC_INLINE void add_pair() {
-        pairs p = { exp_ps(_mm512_sub_ps(scores[2 * next], max)), exp_ps(_mm512_sub_ps(scores[2 * next + 1], max)) };
+        pairs p = { exp2_ps(_mm512_sub_ps(scores[2 * next], max)), exp2_ps(_mm512_sub_ps(scores[2 * next + 1], max)) };
         sum     = _mm512_add_ps(_mm512_add_ps(sum, p.x), p.y);
         p.put(to[next / TILE_SIDE], next % TILE_SIDE);
         next++;
@@ -243,9 +237,9 @@ struct two_softmaxes {
     softmax first, second;
     int64_t n_at_once;
 
-    two_softmaxes(row_sums * sums, int64_t n_v, __m512 * scores, int64_t n, right_tiles * to, int64_t n_runs) :
+    two_softmaxes(row_sums * sums, int64_t n_v, __m512 * scores, int64_t n, split_tile * to, int64_t n_runs) :
         first(sums[0], n_v, scores, n, to), second(sums[1], n_v, scores + TILE_KEYS, n, to + TILE_KEYS / TILE_COLS),
-        n_at_once((first.n_pairs + n_runs - 1) / n_runs) {}
+        n_at_once(n_runs ? (first.n_pairs + n_runs - 1) / n_runs : first.n_pairs) {}
 
     SPAC_INLINE void run() {
         for (int64_t i = 0; i < n_at_once && first.next < first.n_pairs; i++) {
@@ -275,7 +269,7 @@ void add_mask(const attention_heads & a, int64_t first_row, int64_t first_key, i
         __m512i columns[TILE_SIDE];
         turn_rows(&lines, columns);
         for (int64_t i = 0; i < TILE_SIDE; i++) {
-            scores[key + i] = _mm512_add_ps(scores[key + i], _mm512_castsi512_ps(columns[i]));
+            scores[key + i] = _mm512_fmadd_ps(_mm512_castsi512_ps(columns[i]), _mm512_set1_ps(LOG2_E), scores[key + i]);
         }
     }
 }
@@ -286,7 +280,7 @@ void put_rows(const attention_heads & a, int64_t first, const row_sums & s, cons
         __m512i columns[TILE_SIDE];
         turn_rows(s.out + i, columns);
         for (int64_t r = 0; r < TILE_SIDE && first + r < a.n_rows; r++) {
-            const __m512 factor = _mm512_set1_ps(last_factor(a, first + r, max[r], sum[r]));
+            const __m512 factor = _mm512_set1_ps(last_factor(a, first + r, max[r] / LOG2_E, sum[r]));
             _mm512_storeu_ps(a.out_of(op, first + r) + i, _mm512_mul_ps(_mm512_castsi512_ps(columns[r]), factor));
         }
     }
@@ -296,22 +290,23 @@ void put_rows(const attention_heads & a, int64_t first, const row_sums & s, cons
 
 struct attention_memory {
     int64_t      n_k, n_v; // padded
-    left_tiles * keys;     // [TILE_KEYS / 16][n_k / 32]
-    left_tiles * values;   // [n_v / 16][TILE_KEYS / 32]
-    right_tiles *exps, *q; // [2][2][TILE_KEYS / 32]; of each block [4][n_k / 32]
-    __m512 *     scores;   // [4][TILE_KEYS]
-    __m512 *     out;      // of each block [4][n_v]
+    split_tile * keys;     // [TILE_KEYS / 16][n_k / 32]
+    split_tile * values;   // [n_v / 16][TILE_KEYS / 32]
+    split_tile * exps;     // of two blocks [2][TILE_KEYS / 32]
+    split_tile * q;        // of each block [2][n_k / 32]
+    __m512 *     scores;   // of two blocks [2][TILE_KEYS]
+    __m512 *     out;      // of each block [2][n_v]
     char *       end;
 
     attention_memory(char * memory, int64_t n_k, int64_t n_v, int n_blocks) :
         n_k(padded(n_k)), n_v(padded(n_v)) {
-        keys   = (left_tiles *) memory;
+        keys   = (split_tile *) memory;
         values = keys + TILE_KEYS / TILE_SIDE * this->n_k / TILE_COLS;
-        exps   = (right_tiles *) (values + this->n_v / TILE_SIDE * TILE_KEYS / TILE_COLS);
-        q      = exps + BLOCK_ROWS / TILE_SIDE * TILE_KEYS / TILE_COLS;
-        scores = (__m512 *) (q + n_blocks * (BLOCK_ROWS / TILE_SIDE) * this->n_k / TILE_COLS);
-        out    = scores + BLOCK_ROWS / TILE_SIDE * TILE_KEYS;
-        end    = (char *) (out + n_blocks * (BLOCK_ROWS / TILE_SIDE) * this->n_v);
+        exps   = values + this->n_v / TILE_SIDE * TILE_KEYS / TILE_COLS;
+        q      = exps + 2 * 2 * TILE_KEYS / TILE_COLS;
+        scores = (__m512 *) (q + n_blocks * 2 * this->n_k / TILE_COLS);
+        out    = scores + 2 * 2 * TILE_KEYS;
+        end    = (char *) (out + n_blocks * 2 * this->n_v);
     }
 };
 
@@ -321,88 +316,115 @@ size_t tile_attention_bytes(int64_t n_k, int64_t n_v, int n_blocks) {
 }
 
 struct row_block {
-    int64_t             first;
-    const right_tiles * q;
-    row_sums            sums[BLOCK_ROWS / TILE_SIDE];
+    int64_t      first;
+    split_tile * q;
+    row_sums     sums[2];
+    int64_t      n_keys; // that it sees, of those taken
+    bool         has_mask;
+
+    void begin(const attention_heads & a, const attention_memory & m, int64_t first_row, int i) {
+        first = first_row + i * BLOCK_ROWS;
+        q     = m.q + i * 2 * m.n_k / TILE_COLS;
+        for (int half = 0; half < 2; half++) {
+            take_queries(a, first + half * TILE_SIDE, q + half * m.n_k / TILE_COLS);
+            sums[half].begin(m.out + (2 * i + half) * m.n_v, m.n_v);
+        }
+    }
+
+    // at n keys: behind n_keys its tokens see nothing
+    void look(const attention_heads & a, int64_t key, int64_t n) {
+        const visible all = what_is_visible(a, first, BLOCK_ROWS, key, n);
+        has_mask          = all == SOMETHING;
+        n_keys            = all == NOTHING ? 0 : n;
+        while (has_mask && what_is_visible(a, first, BLOCK_ROWS, key + padded(n_keys) - TILE_COLS, n_keys - (padded(n_keys) - TILE_COLS)) == NOTHING) {
+            n_keys = padded(n_keys) - TILE_COLS;
+        }
+    }
 };
 
-// n keys from `key` on, which are taken
+// Keys from `key` on, which are taken, with the blocks that see some.
 template <typename Tiles>
-void attend_keys(const attention_heads & a, const attention_memory & m, int64_t key, int64_t n, row_block & b) {
-    const int64_t n_k = m.n_k / TILE_COLS, n_p = TILE_KEYS / TILE_COLS, n_exps = padded(n) / TILE_COLS;
-    const bool    has_mask = what_is_visible(a, b.first, BLOCK_ROWS, key, n) != EVERYTHING;
+struct block_pipeline {
+    const attention_heads &  a;
+    const attention_memory & m;
+    row_block *              blocks[BLOCKS] = {};
+    int                      n_blocks       = 0;
 
-    const auto add_masks = [&](int half) {
-        for (int i = 2 * half; has_mask && i < 2 * half + 2; i++) {
-            add_mask(a, b.first + i * TILE_SIDE, key, n, m.scores + i * TILE_KEYS);
-        }
-    };
-    multiply<Tiles, true>(m.keys, padded(n), n_k, b.q, n_k, n_k, m.scores, TILE_KEYS, no_work());
-    add_masks(0);
-    two_softmaxes first(b.sums, m.n_v, m.scores, n, m.exps, n_exps * n_k * N_RUNS);
-    multiply<Tiles, true>(m.keys, padded(n), n_k, b.q + 2 * n_k, n_k, n_k, m.scores + 2 * TILE_KEYS, TILE_KEYS, first);
-    first.end();
-    add_masks(1);
-    two_softmaxes second(b.sums + 2, m.n_v, m.scores + 2 * TILE_KEYS, n, m.exps + 2 * n_p, m.n_v / BOTH_SIDES * n_exps * N_RUNS);
-    multiply<Tiles, false>(m.values, m.n_v, n_p, m.exps, n_p, n_exps, b.sums[0].out, m.n_v, second);
-    second.end();
-    multiply<Tiles, false>(m.values, m.n_v, n_p, m.exps + 2 * n_p, n_p, n_exps, b.sums[2].out, m.n_v, no_work());
-}
+    __m512 *     scores_of(int i) const { return m.scores + i % 2 * 2 * TILE_KEYS; }
+    split_tile * exps_of(int i) const { return m.exps + i % 2 * 2 * TILE_KEYS / TILE_COLS; }
 
-// how many of n keys: behind them the block's tokens see nothing
-int64_t n_visible(const attention_heads & a, int64_t first_row, int64_t key, int64_t n) {
-    while (n > 0) {
-        const int64_t begin = padded(n) - TILE_COLS;
-        if (what_is_visible(a, first_row, BLOCK_ROWS, key + begin, n - begin) != NOTHING) {
-            break;
-        }
-        n = begin;
+    template <typename Work>
+    void score(int i, Work && work) const {
+        const int64_t n_steps = m.n_k / TILE_COLS;
+        multiply<Tiles, true>(m.keys, padded(blocks[i]->n_keys), n_steps, blocks[i]->q, n_steps, n_steps, scores_of(i), TILE_KEYS, work);
     }
-    return n;
-}
+
+    template <typename Work>
+    void add_values(int i, Work && work) const {
+        const int64_t stride = TILE_KEYS / TILE_COLS;
+        multiply<Tiles, false>(m.values, m.n_v, stride, exps_of(i), stride, padded(blocks[i]->n_keys) / TILE_COLS, blocks[i]->sums[0].out, m.n_v, work);
+    }
+
+    int64_t n_runs_beside(int i) const {
+        const int64_t n_next = i + 1 < n_blocks ? padded(blocks[i + 1]->n_keys) : 0, n_before = i > 0 ? padded(blocks[i - 1]->n_keys) : 0;
+        return n_runs(n_next, m.n_k / TILE_COLS) + n_runs(m.n_v, n_before / TILE_COLS);
+    }
+
+    void run(int64_t key) const {
+        score(0, no_work());
+        for (int i = 0; i < n_blocks; i++) {
+            row_block & b = *blocks[i];
+            for (int half = 0; b.has_mask && half < 2; half++) {
+                add_mask(a, b.first + half * TILE_SIDE, key, b.n_keys, scores_of(i) + half * TILE_KEYS);
+            }
+            two_softmaxes softmax(b.sums, m.n_v, scores_of(i), b.n_keys, exps_of(i), n_runs_beside(i));
+            if (i + 1 < n_blocks) {
+                score(i + 1, softmax);
+            }
+            if (i > 0) {
+                add_values(i - 1, softmax);
+            }
+            softmax.end();
+        }
+        add_values(n_blocks - 1, no_work());
+    }
+};
 
 template <typename Tiles>
 void attend_tiles(const ggml_tensor * op, int64_t head, int64_t first, int n_blocks, char * memory) {
     const attention_heads  a(op, head);
     const attention_memory m(memory, a.n_k, a.n_v, n_blocks);
-    constexpr int          N_SUMS = BLOCK_ROWS / TILE_SIDE;
-    row_block              blocks[SPAC_ATTENTION_BLOCKS];
-    for (int ib = 0; ib < n_blocks; ib++) {
-        right_tiles * q  = m.q + ib * N_SUMS * m.n_k / TILE_COLS;
-        blocks[ib].first = first + ib * BLOCK_ROWS;
-        blocks[ib].q     = q;
-        for (int i = 0; i < N_SUMS; i++) {
-            take_queries(a, blocks[ib].first + i * TILE_SIDE, q + i * m.n_k / TILE_COLS);
-            blocks[ib].sums[i].begin(m.out + (ib * N_SUMS + i) * m.n_v, m.n_v);
-        }
+    row_block              blocks[BLOCKS];
+    for (int i = 0; i < n_blocks; i++) {
+        blocks[i].begin(a, m, first, i);
     }
     Tiles::configure();
     for (int64_t key = 0; key < a.k->ne[1]; key += TILE_KEYS) {
-        const int64_t n        = a.k->ne[1] - key < TILE_KEYS ? a.k->ne[1] - key : TILE_KEYS;
-        bool          is_taken = false;
-        for (int ib = 0; ib < n_blocks; ib++) {
-            const int64_t n_seen = n_visible(a, blocks[ib].first, key, n);
-            if (n_seen > 0 && !is_taken) {
-                take_keys(a, key, n, m.keys);
-                take_values(a, key, n, m.values);
-                is_taken = true;
+        const int64_t         n = a.k->ne[1] - key < TILE_KEYS ? a.k->ne[1] - key : TILE_KEYS;
+        block_pipeline<Tiles> pipeline{ a, m };
+        for (int i = 0; i < n_blocks; i++) {
+            blocks[i].look(a, key, n);
+            if (blocks[i].n_keys > 0) {
+                pipeline.blocks[pipeline.n_blocks++] = &blocks[i];
             }
-            if (n_seen > 0) {
-                attend_keys<Tiles>(a, m, key, n_seen, blocks[ib]);
-            }
+        }
+        if (pipeline.n_blocks > 0) {
+            take_keys(a, key, n, m.keys);
+            take_values(a, key, n, m.values);
+            pipeline.run(key);
         }
     }
     Tiles::release();
-    for (int ib = 0; ib < n_blocks; ib++) {
-        for (int i = 0; i < N_SUMS; i++) {
-            put_rows(a, blocks[ib].first + i * TILE_SIDE, blocks[ib].sums[i], op);
+    for (int i = 0; i < n_blocks; i++) {
+        for (int half = 0; half < 2; half++) {
+            put_rows(a, blocks[i].first + half * TILE_SIDE, blocks[i].sums[half], op);
         }
     }
 }
 
 template <typename Tiles>
 const spac_attention * tile_attention() {
-    static const spac_attention attention = { BLOCK_ROWS, tile_attention_bytes, attend_tiles<Tiles> };
+    static const spac_attention attention = { BLOCK_ROWS, BLOCKS, tile_attention_bytes, attend_tiles<Tiles> };
     return &attention;
 }
 

@@ -18,6 +18,7 @@ namespace {
 static constexpr int LANES     = LANE_VECS * (int) (sizeof(vec) / sizeof(float));
 static constexpr int TILE_KEYS = 64; // whose scores stay in the first cache
 static constexpr int N_SUMS    = 6;  // rows of a product in registers
+static constexpr int BLOCKS    = 8;  // for which keys and values are widened once
 
 struct lanes {
     vec v[LANE_VECS];
@@ -145,7 +146,7 @@ void attend(const ggml_tensor * op, int64_t head, int64_t first, int n_blocks, c
     float *               values = keys + TILE_KEYS * a.n_k;
     lanes *               scores = (lanes *) (values + TILE_KEYS * a.n_v);
     lanes *               rest   = scores + TILE_KEYS;
-    attention_block       blocks[SPAC_ATTENTION_BLOCKS];
+    attention_block       blocks[BLOCKS];
     for (int ib = 0; ib < n_blocks; ib++, rest += a.n_k + a.n_v) {
         blocks[ib].q   = rest;
         blocks[ib].out = rest + a.n_k;
@@ -178,6 +179,6 @@ void attend(const ggml_tensor * op, int64_t head, int64_t first, int n_blocks, c
     }
 }
 
-const spac_attention attention = { LANES, attention_bytes, attend };
+const spac_attention attention = { LANES, BLOCKS, attention_bytes, attend };
 
 } // namespace

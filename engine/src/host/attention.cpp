@@ -31,7 +31,7 @@ static int64_t n_blocks_of(const spac_attention & attention, const ggml_tensor *
 
 static int n_blocks_at_most(const spac_attention & attention, const ggml_tensor * op) {
     const size_t bytes = attention.n_rows * (op->src[1]->ne[0] + op->src[2]->ne[0]) * sizeof(float);
-    return (int) std::max<int64_t>(1, std::min<int64_t>(SPAC_ATTENTION_BLOCKS, BLOCKS_BYTES / bytes));
+    return (int) std::max<int64_t>(1, std::min<int64_t>(attention.n_blocks, BLOCKS_BYTES / bytes));
 }
 
 static int n_blocks_per_call(const spac_attention & attention, const ggml_tensor * op, int n_threads) {

@@ -55,12 +55,10 @@ struct spac_panel {
     void (*multiply)(spac_panel_rows & w, const char * const * acts, int n_acts, float * const * out);
 };
 
-// most blocks of one call
-static constexpr int SPAC_ATTENTION_BLOCKS = 8;
-
 // Attention of a wide batch (GGML_OP_FLASH_ATTN_EXT): the queries of all heads that share keys, in blocks.
 struct spac_attention {
-    int n_rows; // of a block: a token's query of one head each, the heads of a token beside each other
+    int n_rows;   // of a block: a token's query of one head each, the heads of a token beside each other
+    int n_blocks; // at most, of one call
 
     size_t (*bytes)(int64_t n_k, int64_t n_v, int n_blocks); // of memory; on addresses that are multiples of 64
 
