@@ -256,7 +256,7 @@ struct beside_tiles {
     void put() {
         const int     t = n_put / 2 * TILE_SIDE, n = n_tokens - t < TILE_SIDE ? n_tokens - t : TILE_SIDE;
         const int64_t r = n_put % 2 * TILE_SIDE;
-        if (r < w.n_rows) {
+        if (r < w.n_rows && n > 0) {
             put_sums((*sums)[n_put], w.n_rows - r, out + t, n, r);
         }
         n_put++;
