@@ -25,10 +25,10 @@ struct attention_case {
 
 inline floats random_floats(int64_t n, float size, uint32_t seed) {
     std::mt19937                    rng(seed);
-    std::normal_distribution<float> normal(0, size);
+    std::normal_distribution<float> normal(0, 1);
     floats                          values(n);
     for (float & v : values) {
-        v = normal(rng);
+        v = size * normal(rng);
     }
     return values;
 }

@@ -18,6 +18,8 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
+from pyspac.engine.engine import tokens_per_expert
+from pyspac.engine.memory import free_memory
 from pyspac.engine.values import read_size
 from pyspac.errors import ConfigError
 from pyspac.forward.preflight import choose_n_ctx
@@ -106,12 +108,14 @@ def inspect(
     draft = None if model_draft is None else check_model_file(model_draft)
     n_ctx = choose_n_ctx(ctx_size, geometry)
     gpus = {size: _Gpu.of(header, draft, n_ctx, size) for size in sizes}
+    host_n_ubatch = _host_n_ubatch(header, n_ctx)
     tier = _foresee(header, geometry, ram, threads) if ram and geometry.is_moe else None
     places = _places(geometry, gpus, ram) if vram and ram and geometry.is_moe else []
     if json_file is not None:
         found = {
             "fits": [_fit_dict(geometry, gpu) for gpu in gpus.values()],
             "needs": asdict(_shown(geometry, gpus).needs),
+            "host_n_ubatch": host_n_ubatch,
             "tier": None if tier is None else tier.to_dict(),
             "places": [place.to_dict() for place in places],
         }
@@ -119,10 +123,17 @@ def inspect(
     if json_file != STDOUT:
         console = output_console()
         _show(console, geometry, gpus, note=drafting_note(header))
+        console.print(f"without a GPU this machine computes {host_n_ubatch} tokens of a prompt at once")
         if tier is not None:
             tier.show(console)
         if places:
             console.print(_places_table(places))
+
+
+def _host_n_ubatch(header: GgufHeader, n_ctx: int) -> int:
+    """How many tokens of a prompt this machine computes at once without a device, all experts in memory."""
+    wanted = wanted_piece(read_geometry(header), "host", tokens_per_expert())
+    return fit_piece(wanted, header, n_ctx, free_memory())
 
 
 def _places(geometry: MoeGeometry, gpus: Gpus, ram: list[str]) -> list[Places]:

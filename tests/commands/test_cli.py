@@ -23,6 +23,7 @@ from typer.testing import CliRunner, Result
 import pyspac
 from pyspac.cli import app
 from pyspac.commands.demo import DRAFT, TARGET
+from pyspac.engine.engine import tokens_per_expert
 
 KEYS = {
     *(
@@ -403,6 +404,14 @@ def test_inspect(models: Path) -> None:
     assert result.exit_code == 0
     for text in ("qwen3moe", "16 per layer, 4 used", "gate,up=Q4_K down=Q6_K", "0.122", "15%", "1.024 MiB"):
         assert text in result.stdout, text
+
+
+def test_inspect_without_a_device(models: Path) -> None:
+    """As many tokens of a prompt at once as the kernels of this machine want for its 16 experts, 4 used."""
+    found = json.loads(invoke("inspect", models / "target.gguf", "--json", "-").stdout)
+    assert found["host_n_ubatch"] == max(512, 16 // 4 * tokens_per_expert())
+    shown = invoke("inspect", models / "target.gguf").stdout
+    assert f"without a GPU this machine computes {found['host_n_ubatch']} tokens" in " ".join(shown.split())
 
 
 def test_inspect_beside_a_device(models: Path) -> None:

@@ -319,7 +319,7 @@ struct row_block {
     int64_t      first;
     split_tile * q;
     row_sums     sums[2];
-    int64_t      n_keys; // that it sees, of those taken
+    int64_t      first_key, n_keys; // that it sees, of those taken; the first is a multiple of 32
     bool         has_mask;
 
     void begin(const attention_heads & a, const attention_memory & m, int64_t first_row, int i) {
@@ -331,14 +331,21 @@ struct row_block {
         }
     }
 
-    // at n keys: behind n_keys its tokens see nothing
+    // at n keys from `key` on: before and behind those found its tokens see nothing
     void look(const attention_heads & a, int64_t key, int64_t n) {
-        const visible all = what_is_visible(a, first, BLOCK_ROWS, key, n);
+        const auto visible_at = [&](int64_t from, int64_t to) { return what_is_visible(a, first, BLOCK_ROWS, key + from, to - from); };
+
+        const visible all = visible_at(0, n);
+        int64_t       end = all == NOTHING ? 0 : n;
         has_mask          = all == SOMETHING;
-        n_keys            = all == NOTHING ? 0 : n;
-        while (has_mask && what_is_visible(a, first, BLOCK_ROWS, key + padded(n_keys) - TILE_COLS, n_keys - (padded(n_keys) - TILE_COLS)) == NOTHING) {
-            n_keys = padded(n_keys) - TILE_COLS;
+        first_key         = 0;
+        while (has_mask && visible_at(padded(end) - TILE_COLS, end) == NOTHING) {
+            end = padded(end) - TILE_COLS;
         }
+        while (has_mask && first_key + TILE_COLS < end && visible_at(first_key, first_key + TILE_COLS) == NOTHING) {
+            first_key += TILE_COLS;
+        }
+        n_keys = end - first_key;
     }
 };
 
@@ -356,13 +363,13 @@ struct block_pipeline {
     template <typename Work>
     void score(int i, Work && work) const {
         const int64_t n_steps = m.n_k / TILE_COLS;
-        multiply<Tiles, true>(m.keys, padded(blocks[i]->n_keys), n_steps, blocks[i]->q, n_steps, n_steps, scores_of(i), TILE_KEYS, work);
+        multiply<Tiles, true>(m.keys + blocks[i]->first_key / TILE_SIDE * n_steps, padded(blocks[i]->n_keys), n_steps, blocks[i]->q, n_steps, n_steps, scores_of(i), TILE_KEYS, work);
     }
 
     template <typename Work>
     void add_values(int i, Work && work) const {
         const int64_t stride = TILE_KEYS / TILE_COLS;
-        multiply<Tiles, false>(m.values, m.n_v, stride, exps_of(i), stride, padded(blocks[i]->n_keys) / TILE_COLS, blocks[i]->sums[0].out, m.n_v, work);
+        multiply<Tiles, false>(m.values + blocks[i]->first_key / TILE_COLS, m.n_v, stride, exps_of(i), stride, padded(blocks[i]->n_keys) / TILE_COLS, blocks[i]->sums[0].out, m.n_v, work);
     }
 
     int64_t n_runs_beside(int i) const {
@@ -375,7 +382,7 @@ struct block_pipeline {
         for (int i = 0; i < n_blocks; i++) {
             row_block & b = *blocks[i];
             for (int half = 0; b.has_mask && half < 2; half++) {
-                add_mask(a, b.first + half * TILE_SIDE, key, b.n_keys, scores_of(i) + half * TILE_KEYS);
+                add_mask(a, b.first + half * TILE_SIDE, key + b.first_key, b.n_keys, scores_of(i) + half * TILE_KEYS);
             }
             two_softmaxes softmax(b.sums, m.n_v, scores_of(i), b.n_keys, exps_of(i), n_runs_beside(i));
             if (i + 1 < n_blocks) {
