@@ -33,7 +33,7 @@ inline floats random_floats(int64_t n, float size, uint32_t seed) {
     return values;
 }
 
-// [n_keys, n_tokens]: the last token sees the last key but 3, which are empty cells; the first token nothing
+// [n_keys, n_tokens]: the last token sees all keys but the last 3, which are empty cells; the first token nothing
 inline floats mask_of(const attention_case & c) {
     floats mask = random_floats(c.n_keys * c.n_tokens, c.bias, 5);
     for (int64_t t = 0; t < c.n_tokens; t++) {

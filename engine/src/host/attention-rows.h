@@ -58,6 +58,9 @@ visible what_is_visible(const attention_heads & a, int64_t first_row, int64_t n_
         }
         all &= any == 0;
         none &= differ == 0;
+        if (!all && !none) {
+            break;
+        }
     }
     return none ? NOTHING : all ? EVERYTHING
                                 : SOMETHING;
