@@ -63,10 +63,11 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 
 | field | meaning |
 |---|---|
-| `mode` | `host` (no device, own kernels: the default without a GPU), `split`, `stock` (only llama.cpp) |
+| `mode` | `host` (own kernels: the default without a GPU), `split`, `stock` (llama.cpp) |
 | `device`, `emulated` | ggml's name of the device; whether it, or its link's speed, is emulated |
 | `model`, `draft`, `mtp` | files; `draft` and `mtp` (masks) are `null` unless they draft |
 | `spec_type`, `draft_max`, `speculation` | what drafts, how many tokens at most, what chose the lengths |
+| `kernels`, `n_ubatch` | the engine's own; tokens of a prompt at once |
 | `seed` | as given; 4294967295: none |
 | `text`, `token_ids`, `n_tokens` | what was generated, without the end token |
 | `stop_reason` | `eog`, `length`, `context` (full) or `interrupted` |

@@ -62,6 +62,8 @@ def way_dict(server: OwnServer) -> dict[str, Any]:
         "spec_type": options.wanted_spec_type,
         "draft_max": options.attach.n_draft_max if drafts else 0,
         "speculation": _controller(server) if drafts else None,
+        "kernels": (info and info.kernels) or None,
+        "n_ubatch": server.launch.n_ubatch if info else None,
     }
 
 

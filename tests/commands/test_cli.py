@@ -38,6 +38,7 @@ KEYS = {
         "n_steps",
         "n_drafted",
     ),
+    *("kernels", "n_ubatch"),
     *("ttft_ms", "tpot_ms", "tps", "n_accepted", "acceptance_rate", "acceptance_length"),
     *("experts", "layers", "scheduler"),
 }
@@ -412,6 +413,21 @@ def test_inspect_without_a_device(models: Path) -> None:
     assert found["host_n_ubatch"] == max(512, 16 // 4 * tokens_per_expert())
     shown = invoke("inspect", models / "target.gguf").stdout
     assert f"without a GPU this machine computes {found['host_n_ubatch']} tokens" in " ".join(shown.split())
+
+
+def test_a_run_tells_its_kernels_and_tokens_at_once(models: Path) -> None:
+    """As many as `inspect` says, or -ub; llama.cpp's own ways tell none."""
+    out = models / "out.json"
+    common = ("run", "-m", models / "target.gguf", "-p", PROMPT, "-n", "2", "--json", out, "--device", "none")
+    found = []
+    for flags in ([], ["-ub", "64"], ["--stock"]):
+        assert invoke(*common, *flags).exit_code == 0
+        found.append(json.loads(out.read_text()))
+    if found[0]["kernels"] is None:
+        pytest.skip("the engine has no kernels for this processor")
+    wanted = json.loads(invoke("inspect", models / "target.gguf", "--json", "-").stdout)["host_n_ubatch"]
+    assert [row["n_ubatch"] for row in found] == [wanted, 64, None]
+    assert [row["kernels"] for row in found] == [found[0]["kernels"], found[0]["kernels"], None]
 
 
 def test_inspect_beside_a_device(models: Path) -> None:
