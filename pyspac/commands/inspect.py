@@ -18,10 +18,9 @@ from pyspac.commands.json_file import STDOUT, write_json
 from pyspac.commands.model_names import find_files
 from pyspac.commands.tier_view import TierView
 from pyspac.engine.cpus import default_n_threads
-from pyspac.engine.engine import tokens_per_expert
 from pyspac.engine.memory import free_memory
 from pyspac.engine.values import read_size
-from pyspac.errors import ConfigError
+from pyspac.errors import ConfigError, PyspacError
 from pyspac.forward.preflight import choose_n_ctx
 from pyspac.model.checks import check_model_file
 from pyspac.model.device_needs import Needs, estimate_needs
@@ -123,15 +122,23 @@ def inspect(
     if json_file != STDOUT:
         console = output_console()
         _show(console, geometry, gpus, note=drafting_note(header))
-        console.print(f"without a GPU this machine computes {host_n_ubatch} tokens of a prompt at once")
+        if host_n_ubatch is not None:
+            console.print(f"without a GPU this machine computes {host_n_ubatch} tokens of a prompt at once")
         if tier is not None:
             tier.show(console)
         if places:
             console.print(_places_table(places))
 
 
-def _host_n_ubatch(header: GgufHeader, n_ctx: int) -> int:
-    """How many tokens of a prompt this machine computes at once without a device, all experts in memory."""
+def _host_n_ubatch(header: GgufHeader, n_ctx: int) -> int | None:
+    """How many tokens of a prompt this machine computes at once without a device, all experts in memory.
+
+    None: nothing is built here. All else of `inspect` needs the file alone.
+    """
+    try:
+        from pyspac.engine.engine import tokens_per_expert  # loads the native library
+    except PyspacError:
+        return None
     wanted = wanted_piece(read_geometry(header), "host", tokens_per_expert())
     return fit_piece(wanted, header, n_ctx, free_memory())
 

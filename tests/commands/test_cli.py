@@ -563,7 +563,7 @@ def test_documentation_is_up_to_date() -> None:
 def test_help_needs_no_library(tmp_path: Path) -> None:
     """Help and inspect work where nothing is built."""
     environment = os.environ | {"PYSPAC_BUILD_DIR": str(tmp_path)}
-    model = input_models.write_dense(tmp_path / "dense.gguf")
+    model = input_models.write_target(tmp_path / "target.gguf")
     for arguments in (["run", "--help"], ["inspect", str(model)]):
         command = [sys.executable, "-m", "pyspac", *arguments]
         assert subprocess.run(command, capture_output=True, timeout=60, env=environment).returncode == 0
