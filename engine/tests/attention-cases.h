@@ -47,11 +47,11 @@ inline floats mask_of(const attention_case & c) {
 }
 
 struct inputs {
-    floats q, k, v, mask, sinks, exact_k, exact_v; // exact: before they became f16
+    floats q, k, v, mask, sinks;
 
     explicit inputs(const attention_case & c) :
         q(random_floats(c.n_k * c.n_tokens * c.n_heads, c.size, 1)), k(random_floats(c.n_k * c.n_keys * c.n_heads_kv, 1, 2)),
-        v(random_floats(c.n_v * c.n_keys * c.n_heads_kv, 1, 3)), mask(mask_of(c)), sinks(random_floats(c.n_heads, 2, 4)), exact_k(k), exact_v(v) {
+        v(random_floats(c.n_v * c.n_keys * c.n_heads_kv, 1, 3)), mask(mask_of(c)), sinks(random_floats(c.n_heads, 2, 4)) {
         for (floats * x : { &k, &v }) {
             for (float & f : *x) {
                 f = c.type == GGML_TYPE_F16 ? ggml_fp16_to_fp32(ggml_fp32_to_fp16(f)) : f;
@@ -89,28 +89,29 @@ inline std::vector<double> reference(const attention_case & c, const inputs & in
     return out;
 }
 
-// norm of the difference to double precision, relative to its norm
-inline double error_of(const attention_case & c, const inputs & in, const floats & y) {
-    double difference = 0, norm = 0;
+// [n_v, n_heads, n_tokens]
+inline std::vector<double> references(const attention_case & c, const inputs & in) {
+    std::vector<double> all;
     for (int64_t i = 0; i < c.n_tokens * c.n_heads; i++) {
         const std::vector<double> x = reference(c, in, i / c.n_heads, i % c.n_heads);
-        for (int64_t k = 0; k < c.n_v; k++) {
-            difference += (y[i * c.n_v + k] - x[k]) * (y[i * c.n_v + k] - x[k]);
-            norm += x[k] * x[k];
-        }
+        all.insert(all.end(), x.begin(), x.end());
     }
-    return sqrt(difference / norm);
+    return all;
 }
 
-// the same of what keys and values lose when they become f16
-inline double lost_as_f16(const attention_case & c, const inputs & in) {
-    inputs exact = in;
-    exact.k      = in.exact_k;
-    exact.v      = in.exact_v;
-    floats y;
-    for (int64_t i = 0; i < c.n_tokens * c.n_heads; i++) {
-        const std::vector<double> x = reference(c, exact, i / c.n_heads, i % c.n_heads);
-        y.insert(y.end(), x.begin(), x.end());
+// keys and values before they became f16
+inline inputs exact_inputs(attention_case c) {
+    c.type = GGML_TYPE_F32;
+    return inputs(c);
+}
+
+// norm of the difference to x, in double precision, relative to its norm
+template <typename T>
+double error_of(const std::vector<double> & x, const std::vector<T> & y) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < x.size(); i++) {
+        difference += (y[i] - x[i]) * (y[i] - x[i]);
+        norm += x[i] * x[i];
     }
-    return error_of(c, in, y);
+    return sqrt(difference / norm);
 }

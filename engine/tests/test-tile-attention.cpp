@@ -70,8 +70,8 @@ int main() {
     for (const attention_case & c : cases) {
         const inputs in(c);
         const floats y     = attention(c, in, 1);
-        const double error = error_of(c, in, y);
-        const double lost  = lost_as_f16(c, in);
+        const auto   x     = references(c, in);
+        const double error = error_of(x, y), lost = error_of(references(c, exact_inputs(c)), x);
         printf("%-22s error %.2e, f16 %.2e\n", c.what.c_str(), error, lost);
         CHECK(error < lost / 30);
         CHECK(attention(c, in, 3) == y);
