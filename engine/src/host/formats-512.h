@@ -9,6 +9,7 @@
 #include "simd-helpers.h"
 
 #include <immintrin.h>
+#include <stddef.h>
 #include <string.h>
 #include <type_traits>
 
@@ -70,17 +71,43 @@ SPAC_INLINE __m512 spread_blocks(__m256 x) {
     return _mm512_permutexvar_ps(block_order(), _mm512_castps256_ps512(x));
 }
 
-// m of each block, as an offset: it is added, not subtracted
+// the word at each block's `byte`, to the lanes; its lower half may be the byte before, where blocks have an odd size
 template <typename B>
-SPAC_INLINE __m512 spread_minus_m(const B * b) {
-    const __m128i h = _mm_setr_epi16(b[0].m, b[1].m, b[2].m, b[3].m, b[4].m, b[5].m, b[6].m, b[7].m);
-    return spread_blocks(_mm256_cvtph_ps(_mm_xor_si128(h, _mm_set1_epi16((short) 0x8000))));
+SPAC_INLINE __m256i spread_words(const B * b, int byte) {
+    static_assert(4 * sizeof(B) <= 80, "four blocks begin in a vector");
+    const auto at = [byte](int i) { return (short) ((byte + i % 4 * (int) sizeof(B)) / 2 + i / 4 * 32); };
+    return _mm512_castsi512_si256(_mm512_permutex2var_epi16(
+        _mm512_loadu_si512(b),
+        _mm512_castsi256_si512(_mm256_setr_epi16(at(0), at(4), at(1), at(5), at(0), at(4), at(1), at(5), at(2), at(6), at(3), at(7), at(2), at(6), at(3), at(7))),
+        _mm512_loadu_si512(b + 4)));
+}
+
+// the same for larger blocks, whose word is one of the first two
+template <typename B>
+SPAC_INLINE __m256i gather_words(const B * b, int byte) {
+    constexpr __mmask16 LANES[] = { 0x0011, 0x0044, 0x1100, 0x4400, 0x0022, 0x0088, 0x2200, 0x8800 }; // of block i
+    __m512i             x       = _mm512_setzero_si512();
+    for (int i = 0; i < 8; i++) {
+        int32_t first;
+        memcpy(&first, b + i, sizeof(first));
+        x = _mm512_mask_set1_epi32(x, LANES[i], first);
+    }
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(x, 8 * byte));
 }
 
 template <typename B>
-SPAC_INLINE __m512 spread_halves(const B * b) {
-    const __m128i h = _mm_setr_epi16(b[0].d, b[1].d, b[2].d, b[3].d, b[4].d, b[5].d, b[6].d, b[7].d);
-    return spread_blocks(_mm256_cvtph_ps(h));
+SPAC_INLINE __m512 spread_halves(const B * b, int byte = 0) {
+    if constexpr (sizeof(B) <= 20) {
+        return _mm512_cvtph_ps(spread_words(b, byte));
+    } else {
+        return _mm512_cvtph_ps(gather_words(b, byte));
+    }
+}
+
+// m of each block, as an offset: it is added, not subtracted
+template <typename B>
+SPAC_INLINE __m512 spread_minus_m(const B * b) {
+    return _mm512_xor_ps(spread_halves(b, offsetof(B, m)), _mm512_set1_ps(-0.0f));
 }
 
 SPAC_INLINE __m512i low_nibbles(__m512i x) {
@@ -91,24 +118,23 @@ SPAC_INLINE __m512i high_nibbles(__m512i x) {
     return low_nibbles(_mm512_srli_epi16(x, 4));
 }
 
-// raw: 4 blocks of 16 bytes whose low nibbles are one group and whose high nibbles the next; both as two vectors
-SPAC_INLINE void split_blocks(__m512i raw, __m512i & first, __m512i & second) {
-    const __m512i lo = low_nibbles(raw), hi = high_nibbles(raw);
-    first  = _mm512_permutex2var_epi64(lo, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), hi);
-    second = _mm512_permutex2var_epi64(lo, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), hi);
+// the nibbles of two blocks of 16 bytes: the low ones are a group, the high ones the next
+SPAC_INLINE __m512i split_blocks(const uint8_t * a, const uint8_t * b) {
+    const __m512i first = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) a));
+    const __m512i both  = _mm512_mask_broadcast_i64x2(first, 0xF0, _mm_loadu_si128((const __m128i *) b));
+    return low_nibbles(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)));
 }
 
-SPAC_INLINE __m512i load_quarters(const void * a, const void * b, const void * c, const void * d) {
-    const __m256i ab = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) a)), _mm_loadu_si128((const __m128i *) b), 1);
-    const __m256i cd = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *) c)), _mm_loadu_si128((const __m128i *) d), 1);
-    return _mm512_inserti64x4(_mm512_castsi256_si512(ab), cd, 1);
-}
-
-// the nibbles of 8 blocks of 16 bytes
-template <typename B>
-SPAC_INLINE void split_all(const B * b, __m512i * q) {
-    split_blocks(load_quarters(b[0].q, b[2].q, b[4].q, b[6].q), q[0], q[1]);
-    split_blocks(load_quarters(b[1].q, b[3].q, b[5].q, b[7].q), q[2], q[3]);
+// 8 blocks whose nibbles are 16 bytes
+template <typename F>
+SPAC_INLINE weights split_all(const typename F::block * b) {
+    weights w;
+    w.q[0] = split_blocks(b[0].q, b[2].q);
+    w.q[1] = split_blocks(b[4].q, b[6].q);
+    w.q[2] = split_blocks(b[1].q, b[3].q);
+    w.q[3] = split_blocks(b[5].q, b[7].q);
+    F::set_scales(b, w);
+    return w;
 }
 
 // ---- formats: bytes and weights of one block, and how to unpack 256 weights
@@ -136,26 +162,24 @@ struct q4_0 {
     typedef spac_block_q4_0 block;
     static constexpr int    N = 32;
 
-    static SPAC_INLINE weights unpack(const block * b) {
-        weights w;
-        split_all(b, w.q);
+    static SPAC_INLINE void set_scales(const block * b, weights & w) {
         w.scale  = spread_halves(b);
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(8));
-        return w;
     }
+
+    static SPAC_INLINE weights unpack(const block * b) { return split_all<q4_0>(b); }
 };
 
 struct q4_1 {
     typedef spac_block_q4_1 block;
     static constexpr int    N = 32;
 
-    static SPAC_INLINE weights unpack(const block * b) {
-        weights w;
-        split_all(b, w.q);
+    static SPAC_INLINE void set_scales(const block * b, weights & w) {
         w.scale  = spread_halves(b);
         w.offset = spread_minus_m(b);
-        return w;
     }
+
+    static SPAC_INLINE weights unpack(const block * b) { return split_all<q4_1>(b); }
 };
 
 // adds 16 where two blocks have a high bit
@@ -167,39 +191,38 @@ SPAC_INLINE __m512i add_high_bits(__m512i q, const B & first, const B & second) 
     return _mm512_mask_add_epi8(q, bits[0] | (uint64_t) bits[1] << 32, q, _mm512_set1_epi8(16));
 }
 
-template <typename B>
-SPAC_INLINE void split_all_5(const B * b, __m512i * q) {
-    split_all(b, q);
-    q[0] = add_high_bits(q[0], b[0], b[2]);
-    q[1] = add_high_bits(q[1], b[4], b[6]);
-    q[2] = add_high_bits(q[2], b[1], b[3]);
-    q[3] = add_high_bits(q[3], b[5], b[7]);
+template <typename F>
+SPAC_INLINE weights split_all_5(const typename F::block * b) {
+    weights w = split_all<F>(b);
+    w.q[0]    = add_high_bits(w.q[0], b[0], b[2]);
+    w.q[1]    = add_high_bits(w.q[1], b[4], b[6]);
+    w.q[2]    = add_high_bits(w.q[2], b[1], b[3]);
+    w.q[3]    = add_high_bits(w.q[3], b[5], b[7]);
+    return w;
 }
 
 struct q5_0 {
     typedef spac_block_q5_0 block;
     static constexpr int    N = 32;
 
-    static SPAC_INLINE weights unpack(const block * b) {
-        weights w;
-        split_all_5(b, w.q);
+    static SPAC_INLINE void set_scales(const block * b, weights & w) {
         w.scale  = spread_halves(b);
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(16));
-        return w;
     }
+
+    static SPAC_INLINE weights unpack(const block * b) { return split_all_5<q5_0>(b); }
 };
 
 struct q5_1 {
     typedef spac_block_q5_1 block;
     static constexpr int    N = 32;
 
-    static SPAC_INLINE weights unpack(const block * b) {
-        weights w;
-        split_all_5(b, w.q);
+    static SPAC_INLINE void set_scales(const block * b, weights & w) {
         w.scale  = spread_halves(b);
         w.offset = spread_minus_m(b);
-        return w;
     }
+
+    static SPAC_INLINE weights unpack(const block * b) { return split_all_5<q5_1>(b); }
 };
 
 // formats whose nibbles are places in a table of bytes, which F::table() has in each lane
@@ -223,13 +246,12 @@ struct iq4_nl {
 
     static SPAC_INLINE __m512i table() { return iq4_table(); }
 
-    static SPAC_INLINE weights unpack_places(const block * b) {
-        weights w;
-        split_all(b, w.q);
+    static SPAC_INLINE void set_scales(const block * b, weights & w) {
         w.scale  = spread_halves(b);
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(128));
-        return w;
     }
+
+    static SPAC_INLINE weights unpack_places(const block * b) { return split_all<iq4_nl>(b); }
 
     static SPAC_INLINE weights unpack(const block * b) { return look_up<iq4_nl>(unpack_places(b)); }
 };
@@ -239,11 +261,12 @@ struct mxfp4 {
     static constexpr int     N = 32;
 
     // half of 2^(e - 127), since the table holds doubled values; e = 0 and 1 give subnormals
-    static SPAC_INLINE __m256 scales(const block * b) {
-        const __m256i e      = _mm256_setr_epi32(b[0].e, b[1].e, b[2].e, b[3].e, b[4].e, b[5].e, b[6].e, b[7].e);
-        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
-        const __m256i tiny   = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
-        return _mm256_castsi256_ps(_mm256_mask_blend_epi32(_mm256_cmplt_epu32_mask(e, _mm256_set1_epi32(2)), normal, tiny));
+    static SPAC_INLINE __m512 scales(const block * b) {
+        const __m256i odd    = _mm256_setr_epi16(0, 0, 8, 8, 0, 0, 8, 8, 0, 0, 8, 8, 0, 0, 8, 8); // blocks 1, 3, 5, 7 begin at odd bytes
+        const __m512i e      = _mm512_cvtepu16_epi32(_mm256_and_si256(_mm256_srlv_epi16(spread_words(b, 0), odd), _mm256_set1_epi16(0xFF)));
+        const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+        const __m512i tiny   = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+        return _mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), normal, tiny));
     }
 
     // doubled values plus 12
@@ -251,13 +274,12 @@ struct mxfp4 {
         return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     }
 
-    static SPAC_INLINE weights unpack_places(const block * b) {
-        weights w;
-        split_all(b, w.q);
-        w.scale  = spread_blocks(scales(b));
+    static SPAC_INLINE void set_scales(const block * b, weights & w) {
+        w.scale  = scales(b);
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(12));
-        return w;
     }
+
+    static SPAC_INLINE weights unpack_places(const block * b) { return split_all<mxfp4>(b); }
 
     static SPAC_INLINE weights unpack(const block * b) { return look_up<mxfp4>(unpack_places(b)); }
 };
@@ -370,13 +392,19 @@ struct iq4_xs {
 
     static SPAC_INLINE __m512i table() { return iq4_table(); }
 
+    static SPAC_INLINE void set_scales(const block * b, weights & w) {
+        w.scale  = spread_blocks(scales(b));
+        w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(128));
+    }
+
     static SPAC_INLINE weights unpack_places(const block * b) {
         const uint8_t * q = b->q;
         weights         w;
-        split_blocks(load_quarters(q, q + 32, q + 64, q + 96), w.q[0], w.q[1]);
-        split_blocks(load_quarters(q + 16, q + 48, q + 80, q + 112), w.q[2], w.q[3]);
-        w.scale  = spread_blocks(scales(b));
-        w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(128));
+        w.q[0] = split_blocks(q, q + 32);
+        w.q[1] = split_blocks(q + 64, q + 96);
+        w.q[2] = split_blocks(q + 16, q + 48);
+        w.q[3] = split_blocks(q + 80, q + 112);
+        set_scales(b, w);
         return w;
     }
 

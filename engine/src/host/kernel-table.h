@@ -39,7 +39,7 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
             sum = zero();
         }
         for (int64_t ib = 0; ib < n_whole; ib++) {
-            prefetch_ahead(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block));
+            prefetch_stream(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block));
             add_block<F, NT>(row + ib * N_BLOCKS, a, ib, sums);
         }
         if (n_rest && n_rows - ir > n_rows_beyond) { // the next rows meet activations of zero: they must be finite, as in a sound file

@@ -20,7 +20,7 @@ SPAC_INLINE vec zero() {
 
 // ---- quantised rows
 
-// with the vectors transposed; what is here of 1 to 3 bits does both at once
+// with the vectors transposed; what has 1 to 4 bits can do both at once
 template <typename F>
 SPAC_INLINE weights unpack_turned(const typename F::block * b) {
     weights w = unpack<F>(b);
@@ -31,6 +31,7 @@ SPAC_INLINE weights unpack_turned(const typename F::block * b) {
 } // namespace
 
 #    include "lowbit-512.h"
+#    include "nibbles-512.h"
 
 namespace {
 
