@@ -26,9 +26,9 @@ from peaks import measure_peaks
 
 from pyspac.model.gguf_header import read_header
 
-TYPES = (  # all that have kernels
+TYPES = (  # all that have kernels, but Q2_0, which the gguf package does not write
     "q8_0,q4_0,q4_1,q5_0,q5_1,iq4_nl,mxfp4,q4_k,q5_k,q6_k,iq4_xs,f16,bf16,q2_k,q3_k,"
-    "iq1_s,iq1_m,iq2_xxs,iq2_xs,iq2_s,iq3_xxs,iq3_s,tq1_0,tq2_0,q1_0,q2_0,nvfp4"
+    "iq1_s,iq1_m,iq2_xxs,iq2_xs,iq2_s,iq3_xxs,iq3_s,tq1_0,tq2_0,q1_0,nvfp4"
 )
 WIDTHS = "16,32,64,128,512,2048"
 N_USED = 8  # experts per token of the synthetic model
