@@ -33,6 +33,7 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
 from pyspac.model.spec_types import DRAFT, NONE
 from pyspac.scheduler.config import SchedulerConfig
+from pyspac.speculation.manager import FIXED
 
 import llama_cpp  # isort: skip  # after ours, which say where libllama is
 from llama_cpp.llama_speculative import LlamaDraftModel
@@ -327,28 +328,29 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._check_open()
         if self._loading is None:
             return {}
-        from pyspac.talk.figures import Figures
+        from pyspac.talk.figures import Figures, way_dict
 
-        board = None if self._engine is None else self._engine.board
+        options = self._loading.options
+        info, board = (self._engine.info(), self._engine.board) if self._engine else (None, None)
+        n_ubatch = llama_cpp.llama_n_ubatch(self.ctx)
         return {
-            **self._way_dict(self._loading),
+            **way_dict(info, self._loading.device.name, n_ubatch, is_host_only=options.is_host_only),
+            "model": str(options.model),
+            **self._drafting_dict(options.draft),
             **self._steps.totals.to_dict(),
             **Figures(board, self._attachment).to_dict(),
         }
 
-    def _way_dict(self, loading: Loading) -> dict[str, Any]:
-        """How models are run, as in `pyspac run --json`."""
-        options, draft = loading.options, self._given["draft_model"]
-        info = self._engine.info() if self._engine else None
+    def _drafting_dict(self, path: Path | None) -> dict[str, Any]:
+        """Who drafts, as in `pyspac run --json`; `path`: the draft model's."""
+        draft = self._given["draft_model"]
         is_object = isinstance(draft, LlamaDraftModel)
         return {
-            "mode": "stock" if info is None else "host" if options.is_host_only else "split",
-            "device": info.device if info else loading.device.name,
-            "emulated": bool(info and info.is_emulated),
-            "model": str(options.model),
-            "draft": str(options.draft) if options.draft else None,
+            "draft": str(path) if path else None,
+            "mtp": None,
             "spec_type": NONE if draft is None else type(draft).__name__ if is_object else DRAFT,
             "draft_max": self._n_draft_max,
+            "speculation": FIXED if draft is not None else None,
         }
 
     def __enter__(self) -> Self:

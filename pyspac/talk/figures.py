@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspac.engine import board_figures
 from pyspac.engine.ahead import ahead_dict, in_engine
 from pyspac.engine.board import Board
-from pyspac.engine.board_figures import NO_EXPERTS, read_declined, read_info
+from pyspac.engine.board_figures import NO_EXPERTS, EngineInfo, read_declined, read_info
 from pyspac.engine.device_stats import DeviceFigures, read_devices
 from pyspac.engine.threads import threads_dict
 from pyspac.engine.tier import read_tier, tier_dict
@@ -19,6 +19,23 @@ if TYPE_CHECKING:
 
 NO_SCHEDULER = dict.fromkeys(("estimator", "step_us_p50", "step_us_p99", "balance", "copies", "whole"))
 _TIMES = ("host_us", "device_us")
+
+
+def way_dict(
+    info: EngineInfo | None, device: str, n_ubatch: int | None, *, is_host_only: bool
+) -> dict[str, Any]:
+    """How a model is computed; `mode`: split, host (only own kernels, no device), or stock.
+
+    `info`: None: llama.cpp computes it alone; `device`: then the device's name; `n_ubatch`: how many tokens
+    of a prompt at once.
+    """
+    return {
+        "mode": "stock" if info is None else "host" if is_host_only else "split",
+        "device": info.device if info else device,
+        "emulated": bool(info and info.is_emulated),
+        "kernels": (info and info.kernels) or None,
+        "n_ubatch": n_ubatch if info else None,
+    }
 
 
 class Figures:

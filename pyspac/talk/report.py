@@ -16,7 +16,7 @@ from pyspac.scheduler.layer_modes import whole_text
 from pyspac.speculation.explain import explain, to_dicts
 from pyspac.speculation.manager import FIXED
 from pyspac.talk.answer import Answer
-from pyspac.talk.figures import Figures
+from pyspac.talk.figures import Figures, way_dict
 from pyspac.units import MIB
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run_dict(
 ) -> dict[str, Any]:
     """The object of `--json`."""
     return {
-        **way_dict(server),
+        **_server_dict(server),
         **(_decisions_dict(server) if with_decisions else {}),
         **answer_dict(answer),
         **figures.to_dict(),
@@ -48,22 +48,20 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
     }
 
 
-def way_dict(server: OwnServer) -> dict[str, Any]:
-    """How models are run; `mode`: split, host (only own kernels, no device), or stock."""
-    options, info = server.options, _info_of(server)
+def _server_dict(server: OwnServer) -> dict[str, Any]:
+    """How models are run, and who drafts."""
+    options = server.options
     drafts = options.drafts
     return {
-        "mode": "stock" if info is None else "host" if options.is_host_only else "split",
-        "device": info.device if info else server.device_name,
-        "emulated": bool(info and info.is_emulated),
+        **way_dict(
+            _info_of(server), server.device_name, server.launch.n_ubatch, is_host_only=options.is_host_only
+        ),
         "model": str(server.launch.model),
         "draft": str(options.draft) if options.draft and drafts else None,
         "mtp": str(options.mtp) if options.mtp and drafts else None,
         "spec_type": options.wanted_spec_type,
         "draft_max": options.attach.n_draft_max if drafts else 0,
         "speculation": _controller(server) if drafts else None,
-        "kernels": (info and info.kernels) or None,
-        "n_ubatch": server.launch.n_ubatch if info else None,
     }
 
 

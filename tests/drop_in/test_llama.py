@@ -257,6 +257,7 @@ def test_stats() -> None:
     assert before["n_steps"] == 0
     assert stats["mode"] == "split"
     assert stats["emulated"] is True
+    assert (stats["n_ubatch"], stats["speculation"], stats["mtp"]) == (256, "static", None)  # n_ctx
     assert stats["layers"]["split"] == 6
     assert stats["experts"]["n_hit"] > 0
     assert stats["experts"]["n_loads"] > 0
