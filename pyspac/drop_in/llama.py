@@ -183,6 +183,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
                 f"lora_path {self._given['lora_path']}: this file is no LoRA adapter of this model; give "
                 "one that was trained on it and converted to GGUF"
             )
+        # for stats(), which another thread may ask for while this closes
+        self._n_ubatch = llama_cpp.llama_n_ubatch(self.ctx)
         draft = self._open_draft(loading)
         if not loading.options.stock:
             self._attach_engine(loading)
@@ -332,9 +334,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
         options = self._loading.options
         info, board = (self._engine.info(), self._engine.board) if self._engine else (None, None)
-        n_ubatch = llama_cpp.llama_n_ubatch(self.ctx)
         return {
-            **way_dict(info, self._loading.device.name, n_ubatch, is_host_only=options.is_host_only),
+            **way_dict(info, self._loading.device.name, self._n_ubatch, is_host_only=options.is_host_only),
             "model": str(options.model),
             **self._drafting_dict(options.draft),
             **self._steps.totals.to_dict(),
