@@ -183,7 +183,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
                 f"lora_path {self._given['lora_path']}: this file is no LoRA adapter of this model; give "
                 "one that was trained on it and converted to GGUF"
             )
-        # for stats(), which another thread may ask for while this closes
+        # for stats(): another thread may be closing the context
         self._n_ubatch = llama_cpp.llama_n_ubatch(self.ctx)
         draft = self._open_draft(loading)
         if not loading.options.stock:
@@ -343,7 +343,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         }
 
     def _drafting_dict(self, path: Path | None) -> dict[str, Any]:
-        """Who drafts, as in `pyspac run --json`; `path`: the draft model's."""
+        """The drafter, as in `pyspac run --json`; `path`: its file."""
         draft = self._given["draft_model"]
         is_object = isinstance(draft, LlamaDraftModel)
         return {

@@ -49,7 +49,7 @@ def answer_dict(answer: Answer) -> dict[str, Any]:
 
 
 def _server_dict(server: OwnServer) -> dict[str, Any]:
-    """How models are run, and who drafts."""
+    """The models, and the drafter."""
     options = server.options
     drafts = options.drafts
     return {

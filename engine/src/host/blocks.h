@@ -7,9 +7,10 @@
 // the compiler would rather pass vectors through memory
 #define SPAC_INLINE inline __attribute__((always_inline))
 
-// how far ahead of the weights in use memory is asked for: a quarter faster than the processor's own prefetching,
-// which stops at the end of a 4 KiB page
+// how far ahead of the weights in use memory is asked for: beyond the 4 KiB page at whose end the processor's own prefetching
+// stops
 static constexpr int SPAC_PREFETCH_BYTES = 8192;
+static constexpr int SPAC_PREFETCH_NEAR  = 2048; // into L1, where 8192 is only into L2
 
 static constexpr int SPAC_BLOCK = 256; // weights that are unpacked at once: one superblock, or 8 blocks of 32
 

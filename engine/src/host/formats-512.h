@@ -71,7 +71,7 @@ SPAC_INLINE __m512 spread_blocks(__m256 x) {
     return _mm512_permutexvar_ps(block_order(), _mm512_castps256_ps512(x));
 }
 
-// the word at each block's `byte`, to the lanes; its lower half may be the byte before, where blocks have an odd size
+// the word at offset `byte` of each of 8 blocks, to the lanes; where blocks have an odd size, the upper half is that of odd blocks
 template <typename B>
 SPAC_INLINE __m256i spread_words(const B * b, int byte) {
     static_assert(4 * sizeof(B) <= 80, "four blocks begin in a vector");

@@ -1,6 +1,6 @@
 // AVX-512 with VNNI. Built with these instructions: nothing in here may be inline elsewhere.
 //
-// A transpose of 32-bit lanes across the four vectors of 256 unpacked weights makes lane m of each hold 4 weights of the same
+// Lane m of each of the four vectors of 256 unpacked weights, as unpack_turned() makes them, holds 4 weights of the same
 // group of 16, so that four vpdpbusd sum a whole group in a lane: per token and 256 weights that is 4 multiply-adds of bytes,
 // one conversion and three float operations.
 #include "kernels.h"
@@ -20,7 +20,7 @@ SPAC_INLINE vec zero() {
 
 // ---- quantised rows
 
-// with the vectors transposed; what has 1 to 4 bits can do both at once
+// Unpacked and transposed. Specialised in lowbit-512.h and nibbles-512.h, where both at once cost less.
 template <typename F>
 SPAC_INLINE weights unpack_turned(const typename F::block * b) {
     weights w = unpack<F>(b);

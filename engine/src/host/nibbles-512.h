@@ -1,12 +1,12 @@
-// Formats of 4 bits, unpacked to what transpose() would make of them at half the cost: words of 8 nibbles are moved, and split
-// then. Included by kernels-avx512.cpp.
+// Formats of 4 bits but NVFP4, unpacked to what transpose() would make of them: words of 8 nibbles are moved, and split then,
+// with half of the permutations. Included by kernels-avx512.cpp.
 #pragma once
 
 #include "formats-512.h"
 
 namespace {
 
-// Word j of 16 bytes, for j = 0 .. 3; a lane's is 4 j after the place that `words` names, from 16 on in the second vector.
+// q[j]: in each lane, word words[lane] + j of the first vector (0-15) or the second (16-31)
 SPAC_INLINE void turn_words(__m512i first, __m512i second, __m512i words, __m512i * q) {
     for (int j = 0; j < 4; j++) {
         q[j] = _mm512_permutex2var_epi32(first, _mm512_add_epi32(words, _mm512_set1_epi32(j)), second);
@@ -15,7 +15,7 @@ SPAC_INLINE void turn_words(__m512i first, __m512i second, __m512i words, __m512
 
 // ---- the low nibbles of 16 bytes are a group, the high ones the next
 
-constexpr __mmask16 BLOCKS_HIGH = 0xF0F0; // lanes of high nibbles
+constexpr __mmask16 HIGH_OF_BLOCKS = 0xF0F0; // lanes of high nibbles
 
 SPAC_INLINE void turn_blocks(__m512i first, __m512i second, __m512i * q) {
     turn_words(first, second, _mm512_setr_epi32(0, 16, 4, 20, 0, 16, 4, 20, 8, 24, 12, 28, 8, 24, 12, 28), q);
@@ -31,7 +31,8 @@ SPAC_INLINE __m512i load_four(const B * b) {
 
 // ---- what becomes of the nibbles
 
-// weights: high ones stay where they are, 16 times as large, for which their scale makes up
+// Weights: high nibbles are not shifted, so they count 16 times; their scale is divided by 16, which is exact unless a product
+// of scales is subnormal. The offset stays.
 SPAC_INLINE void keep_nibbles(__mmask16 high, weights & w) {
     const __m512i mask = _mm512_mask_set1_epi32(_mm512_set1_epi8(0x0F), high, (int) 0xF0F0F0F0);
     for (__m512i & q : w.q) {
@@ -44,7 +45,7 @@ SPAC_INLINE void keep_nibbles(__mmask16 high, weights & w) {
 template <typename F>
 SPAC_INLINE void look_up_nibbles(weights & w) {
     for (__m512i & q : w.q) {
-        q = low_nibbles(_mm512_mask_srli_epi32(q, BLOCKS_HIGH, q, 4));
+        q = low_nibbles(_mm512_mask_srli_epi32(q, HIGH_OF_BLOCKS, q, 4));
     }
     w = look_up<F>(w);
 }
@@ -56,7 +57,7 @@ SPAC_INLINE weights keep_blocks(const typename F::block * b) {
     weights w;
     turn_blocks(load_four(b), load_four(b + 4), w.q);
     F::set_scales(b, w);
-    keep_nibbles(BLOCKS_HIGH, w);
+    keep_nibbles(HIGH_OF_BLOCKS, w);
     return w;
 }
 
@@ -99,12 +100,14 @@ SPAC_INLINE weights unpack_turned<iq4_xs>(const iq4_xs::block * b) {
 }
 
 // the low nibbles of 32 bytes are two groups, the high ones the next two
+constexpr __mmask16 HIGH_OF_K = 0xCCCC;
+
 template <>
 SPAC_INLINE weights unpack_turned<q4_k>(const q4_k::block * b) {
     weights w;
     turn_words(_mm512_loadu_si512(b->q), _mm512_loadu_si512(b->q + 64), _mm512_setr_epi32(0, 16, 0, 16, 4, 20, 4, 20, 8, 24, 8, 24, 12, 28, 12, 28), w.q);
     set_k_scales(b, w);
-    keep_nibbles(0xCCCC, w);
+    keep_nibbles(HIGH_OF_K, w);
     return w;
 }
 

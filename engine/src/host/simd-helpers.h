@@ -21,12 +21,12 @@ SPAC_INLINE void prefetch_ahead(const void * p, size_t n, size_t ahead = SPAC_PR
     }
 }
 
-// the same for weights that are read one after another: into the second cache, which waits for more of them at a time than
-// the first, and thence into the first
+// The same for weights that are read one after another: into L2, then into L1. Q8_0, one token, from memory: 1.1 times the
+// speed of into L1 at once (Xeon with AMX); the others the same within noise.
 SPAC_INLINE void prefetch_stream(const void * p, size_t n) {
     for (size_t i = 0; i < n; i += 64) {
         __builtin_prefetch((const char *) ((uintptr_t) p + SPAC_PREFETCH_BYTES + i), 0, 2);
-        __builtin_prefetch((const char *) ((uintptr_t) p + SPAC_PREFETCH_BYTES / 4 + i));
+        __builtin_prefetch((const char *) ((uintptr_t) p + SPAC_PREFETCH_NEAR + i));
     }
 }
 
