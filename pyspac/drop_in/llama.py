@@ -33,7 +33,6 @@ from pyspac.model.checks import check_model_file
 from pyspac.model.geometry import read_geometry
 from pyspac.model.spec_types import DRAFT, NONE
 from pyspac.scheduler.config import SchedulerConfig
-from pyspac.speculation.manager import FIXED
 
 import llama_cpp  # isort: skip  # after ours, which say where libllama is
 from llama_cpp.llama_speculative import LlamaDraftModel
@@ -344,6 +343,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
     def _drafting_dict(self, path: Path | None) -> dict[str, Any]:
         """The drafter, as in `pyspac run --json`; `path`: its file."""
+        from pyspac.speculation.manager import FIXED
+
         draft = self._given["draft_model"]
         is_object = isinstance(draft, LlamaDraftModel)
         return {

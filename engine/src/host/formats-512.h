@@ -71,20 +71,25 @@ SPAC_INLINE __m512 spread_blocks(__m256 x) {
     return _mm512_permutexvar_ps(block_order(), _mm512_castps256_ps512(x));
 }
 
-// the word at offset `byte` of each of 8 blocks, to the lanes; where blocks have an odd size, the upper half is that of odd blocks
+// whether the first 4 bytes of four blocks lie in a vector
 template <typename B>
-SPAC_INLINE __m256i spread_words(const B * b, int byte) {
-    static_assert(4 * sizeof(B) <= 80, "four blocks begin in a vector");
-    const auto at = [byte](int i) { return (short) ((byte + i % 4 * (int) sizeof(B)) / 2 + i / 4 * 32); };
+constexpr bool FOUR_IN_A_VECTOR = 3 * sizeof(B) + 4 <= 64;
+
+// the word at offset BYTE of each of 8 blocks, to the lanes; where blocks have an odd size, the upper half is that of odd blocks
+template <int BYTE, typename B>
+SPAC_INLINE __m256i spread_words(const B * b) {
+    static_assert(FOUR_IN_A_VECTOR<B> && BYTE <= 2, "one of the first two words");
+    const auto at = [](int i) { return (short) ((BYTE + i % 4 * (int) sizeof(B)) / 2 + i / 4 * 32); };
     return _mm512_castsi512_si256(_mm512_permutex2var_epi16(
         _mm512_loadu_si512(b),
         _mm512_castsi256_si512(_mm256_setr_epi16(at(0), at(4), at(1), at(5), at(0), at(4), at(1), at(5), at(2), at(6), at(3), at(7), at(2), at(6), at(3), at(7))),
         _mm512_loadu_si512(b + 4)));
 }
 
-// the same for larger blocks, whose word is one of the first two
-template <typename B>
-SPAC_INLINE __m256i gather_words(const B * b, int byte) {
+// the same for larger blocks of an even size
+template <int BYTE, typename B>
+SPAC_INLINE __m256i gather_words(const B * b) {
+    static_assert(BYTE == 0 || BYTE == 2, "one of the first two words");
     constexpr __mmask16 LANES[] = { 0x0011, 0x0044, 0x1100, 0x4400, 0x0022, 0x0088, 0x2200, 0x8800 }; // of block i
     __m512i             x       = _mm512_setzero_si512();
     for (int i = 0; i < 8; i++) {
@@ -92,22 +97,22 @@ SPAC_INLINE __m256i gather_words(const B * b, int byte) {
         memcpy(&first, b + i, sizeof(first));
         x = _mm512_mask_set1_epi32(x, LANES[i], first);
     }
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(x, 8 * byte));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(x, 8 * BYTE));
 }
 
-template <typename B>
-SPAC_INLINE __m512 spread_halves(const B * b, int byte = 0) {
-    if constexpr (sizeof(B) <= 20) {
-        return _mm512_cvtph_ps(spread_words(b, byte));
+template <int BYTE = 0, typename B>
+SPAC_INLINE __m512 spread_halves(const B * b) {
+    if constexpr (FOUR_IN_A_VECTOR<B>) {
+        return _mm512_cvtph_ps(spread_words<BYTE>(b));
     } else {
-        return _mm512_cvtph_ps(gather_words(b, byte));
+        return _mm512_cvtph_ps(gather_words<BYTE>(b));
     }
 }
 
 // m of each block, as an offset: it is added, not subtracted
 template <typename B>
 SPAC_INLINE __m512 spread_minus_m(const B * b) {
-    return _mm512_xor_ps(spread_halves(b, offsetof(B, m)), _mm512_set1_ps(-0.0f));
+    return _mm512_xor_ps(spread_halves<offsetof(B, m)>(b), _mm512_set1_ps(-0.0f));
 }
 
 SPAC_INLINE __m512i low_nibbles(__m512i x) {
@@ -125,9 +130,9 @@ SPAC_INLINE __m512i split_blocks(const uint8_t * a, const uint8_t * b) {
     return low_nibbles(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)));
 }
 
-// 8 blocks whose nibbles are 16 bytes
+// 8 blocks whose nibbles are 16 bytes, and their scales
 template <typename F>
-SPAC_INLINE weights split_all(const typename F::block * b) {
+SPAC_INLINE weights unpack_nibbles(const typename F::block * b) {
     weights w;
     w.q[0] = split_blocks(b[0].q, b[2].q);
     w.q[1] = split_blocks(b[4].q, b[6].q);
@@ -167,7 +172,7 @@ struct q4_0 {
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(8));
     }
 
-    static SPAC_INLINE weights unpack(const block * b) { return split_all<q4_0>(b); }
+    static SPAC_INLINE weights unpack(const block * b) { return unpack_nibbles<q4_0>(b); }
 };
 
 struct q4_1 {
@@ -179,7 +184,7 @@ struct q4_1 {
         w.offset = spread_minus_m(b);
     }
 
-    static SPAC_INLINE weights unpack(const block * b) { return split_all<q4_1>(b); }
+    static SPAC_INLINE weights unpack(const block * b) { return unpack_nibbles<q4_1>(b); }
 };
 
 // adds 16 where two blocks have a high bit
@@ -192,8 +197,8 @@ SPAC_INLINE __m512i add_high_bits(__m512i q, const B & first, const B & second) 
 }
 
 template <typename F>
-SPAC_INLINE weights split_all_5(const typename F::block * b) {
-    weights w = split_all<F>(b);
+SPAC_INLINE weights unpack_nibbles_5(const typename F::block * b) {
+    weights w = unpack_nibbles<F>(b);
     w.q[0]    = add_high_bits(w.q[0], b[0], b[2]);
     w.q[1]    = add_high_bits(w.q[1], b[4], b[6]);
     w.q[2]    = add_high_bits(w.q[2], b[1], b[3]);
@@ -210,7 +215,7 @@ struct q5_0 {
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(16));
     }
 
-    static SPAC_INLINE weights unpack(const block * b) { return split_all_5<q5_0>(b); }
+    static SPAC_INLINE weights unpack(const block * b) { return unpack_nibbles_5<q5_0>(b); }
 };
 
 struct q5_1 {
@@ -222,7 +227,7 @@ struct q5_1 {
         w.offset = spread_minus_m(b);
     }
 
-    static SPAC_INLINE weights unpack(const block * b) { return split_all_5<q5_1>(b); }
+    static SPAC_INLINE weights unpack(const block * b) { return unpack_nibbles_5<q5_1>(b); }
 };
 
 // formats whose nibbles are places in a table of bytes, which F::table() has in each lane
@@ -251,7 +256,7 @@ struct iq4_nl {
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(128));
     }
 
-    static SPAC_INLINE weights unpack_places(const block * b) { return split_all<iq4_nl>(b); }
+    static SPAC_INLINE weights unpack_places(const block * b) { return unpack_nibbles<iq4_nl>(b); }
 
     static SPAC_INLINE weights unpack(const block * b) { return look_up<iq4_nl>(unpack_places(b)); }
 };
@@ -263,7 +268,7 @@ struct mxfp4 {
     // half of 2^(e - 127), since the table holds doubled values; e = 0 and 1 give subnormals
     static SPAC_INLINE __m512 scales(const block * b) {
         const __m256i odd    = _mm256_setr_epi16(0, 0, 8, 8, 0, 0, 8, 8, 0, 0, 8, 8, 0, 0, 8, 8); // blocks 1, 3, 5, 7 begin at odd bytes
-        const __m512i e      = _mm512_cvtepu16_epi32(_mm256_and_si256(_mm256_srlv_epi16(spread_words(b, 0), odd), _mm256_set1_epi16(0xFF)));
+        const __m512i e      = _mm512_cvtepu16_epi32(_mm256_and_si256(_mm256_srlv_epi16(spread_words<0>(b), odd), _mm256_set1_epi16(0xFF)));
         const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
         const __m512i tiny   = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
         return _mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), normal, tiny));
@@ -279,7 +284,7 @@ struct mxfp4 {
         w.offset = _mm512_mul_ps(w.scale, _mm512_set1_ps(12));
     }
 
-    static SPAC_INLINE weights unpack_places(const block * b) { return split_all<mxfp4>(b); }
+    static SPAC_INLINE weights unpack_places(const block * b) { return unpack_nibbles<mxfp4>(b); }
 
     static SPAC_INLINE weights unpack(const block * b) { return look_up<mxfp4>(unpack_places(b)); }
 };

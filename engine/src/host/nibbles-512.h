@@ -53,10 +53,16 @@ SPAC_INLINE void look_up_nibbles(weights & w) {
 // ---- formats
 
 template <typename F>
-SPAC_INLINE weights keep_blocks(const typename F::block * b) {
+SPAC_INLINE weights take_blocks(const typename F::block * b) {
     weights w;
     turn_blocks(load_four(b), load_four(b + 4), w.q);
     F::set_scales(b, w);
+    return w;
+}
+
+template <typename F>
+SPAC_INLINE weights keep_blocks(const typename F::block * b) {
+    weights w = take_blocks<F>(b);
     keep_nibbles(HIGH_OF_BLOCKS, w);
     return w;
 }
@@ -73,9 +79,7 @@ SPAC_INLINE weights unpack_turned<q4_1>(const q4_1::block * b) {
 
 template <typename F>
 SPAC_INLINE weights look_up_blocks(const typename F::block * b) {
-    weights w;
-    turn_blocks(load_four(b), load_four(b + 4), w.q);
-    F::set_scales(b, w);
+    weights w = take_blocks<F>(b);
     look_up_nibbles<F>(w);
     return w;
 }
