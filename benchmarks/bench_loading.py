@@ -20,7 +20,6 @@ import http.client
 import json
 import mmap
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ import psutil
 
 from pyspac._native import bin_dir
 from pyspac.server.arguments import HUGE_PAGES
+from tools.served import free_port
 
 PIECE = 1 << 21
 DEPTH = 16
@@ -74,12 +74,6 @@ def read_disk(path: Path) -> tuple[float, float]:
         thread.join()
     os.close(fd)
     return time.perf_counter() - start, time.process_time() - cpu
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def load(path: Path, arguments: tuple[str, ...], env: Mapping[str, str]) -> tuple[float, float]:

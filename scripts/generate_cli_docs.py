@@ -67,7 +67,7 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 | `device`, `emulated` | ggml's name of the device; whether it, or its link's speed, is emulated |
 | `model`, `draft`, `mtp` | files; `draft` and `mtp` (masks) are `null` unless they draft |
 | `spec_type`, `draft_max`, `speculation` | what drafts, how many tokens at most, what chose the lengths |
-| `kernels`, `n_ubatch` | the engine's own; tokens of a prompt at once |
+| `kernels`, `n_ubatch` | the engine's own (`null`: ggml's); tokens of a prompt at once (`null`: `stock`) |
 | `seed` | as given; 4294967295: none |
 | `text`, `token_ids`, `n_tokens` | what was generated, without the end token |
 | `stop_reason` | `eog`, `length`, `context` (full) or `interrupted` |
@@ -76,13 +76,13 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 | `n_steps`, `n_drafted`, `n_accepted` | steps (draft and verify cycles); drafted and accepted tokens |
 | `acceptance_rate` | `n_accepted` / `n_drafted` |
 | `acceptance_length` | tokens per step: 1 + `n_accepted` / `n_steps` |
-| `experts.n_slots`, `.pool_bytes` | experts that fit on the device at once; memory for them |
+| `experts.n_slots`, `.pool_bytes` | experts that fit on the device; memory for them |
 | `experts.n_hit`, `.n_miss`, `.n_late` | distinct (layer, expert) asked for: on the device, not, in flight |
 | `experts.n_loads`, `.n_evictions`, `.loaded_bytes` | copies to the device |
 | `experts.n_staged`, `.staged_bytes`, `.staged_us`, `.stage_wait_us` | those for prompts |
 | `experts.n_steps_with_both` | forward passes in which device and host experts both worked |
 | `tier` | [experts on disk](memory-tier.md): slots, reads, waits; `null` if all are in memory |
-| `prompt_read_bytes` | bytes of `tier` read before the first token |
+| `prompt_read_bytes` | bytes of `tier` read before the first token; `null` in `Llama.stats()` |
 | `devices[]` | [each device](devices.md#what-can-be-seen) |
 | `threads` | [of the CPU](host-experts.md#beside-other-programs) |
 | `router_weight_kept`, `kl_divergence` | [with `--lossy`, `--max-kl`](policies.md#lossy-if-you-ask-for-it) |

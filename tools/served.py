@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -48,9 +49,14 @@ def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = START_S
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with closing(socket.create_server((HOST, 0))) as listener:
-        return int(listener.getsockname()[1])
+    """A port that was free a moment ago; none that the system gives to connections, so that it stays free."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        try:
+            with closing(socket.create_server((HOST, secrets.choice(range(first // 2, first))))) as listener:
+                return int(listener.getsockname()[1])
+        except OSError:  # somebody's
+            continue
 
 
 def environment(cache_dir: Path) -> dict[str, str]:
@@ -118,13 +124,14 @@ class Serve:
 
     def wait_ready(self, n: int = 0, *, scheduler: bool = True) -> Self:
         """Until the server answers and its scheduler has decided, if it has one."""
-        wait_for("the server", lambda: self.event("ready", n) or self._check_alive())
+        wait_for("the server", lambda: self.event("ready", n) or self.check_alive())
         if not scheduler:
             return self
-        wait_for("the scheduler", lambda: self.event("attached", n) or self._check_alive())
+        wait_for("the scheduler", lambda: self.event("attached", n) or self.check_alive())
         return self
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise ServedError with its log if it has ended."""
         if self.process.poll() is not None:
             raise ServedError(f"pyspac serve exited with {self.process.returncode}:\n{self.log()[-3000:]}")
 

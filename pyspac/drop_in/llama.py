@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 DraftModel: TypeAlias = LlamaDraftModel | str | os.PathLike[str]
 
 
-_KNOWN: Final = frozenset(inspect.signature(llama_cpp.Llama.__init__).parameters)
+_PARAMETERS: Final = inspect.signature(llama_cpp.Llama.__init__).parameters
+_N_CTX: Final = _PARAMETERS["n_ctx"].default
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no types
@@ -87,7 +88,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         """
         self._turns = Turns()
         self._stack = ExitStack()  # __del__ closes it, whatever fails
-        values.check_known(kwargs, _KNOWN)
+        values.check_known(kwargs, _PARAMETERS.keys())
         kwargs = values.with_shares(kwargs)
         self._given = {
             "cache": values.text_of_sizes("cache", cache), "ram": None if ram is None else str(ram),
@@ -158,7 +159,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._ours["model_params"] = self._model_fields(loading)
         if self._n_draft_max:
             self._ours["context_params"] = {"n_rs_seq": self._n_draft_max}
-        defaults = {"op_offload": not loading.device.is_cpu}
+        n = min(loading.n_ubatch, given.get("n_ctx", _N_CTX) or loading.n_ubatch)
+        defaults = {"op_offload": not loading.device.is_cpu, "n_batch": n, "n_ubatch": n}
         n_threads = given["n_threads"] or loading.n_threads
         return defaults | kwargs | {
             "n_threads": n_threads, "n_threads_batch": given["n_threads_batch"] or n_threads,

@@ -37,6 +37,7 @@ class Loading:
     preflight: Preflight
     n_threads: int
     ram_bytes: int | None  # memory for experts that stay on disk; None: all are loaded
+    n_ubatch: int = N_UBATCH  # tokens of a prompt that are computed at once
 
     @classmethod
     def of(cls, options: ForwardOptions) -> Self:
@@ -51,13 +52,15 @@ class Loading:
         ram = None if options.stock else _ram_bytes(options, preflight, device)
         is_ours = options.stock or not options.is_host_only or ram is not None
         lacks_kernels = not is_ours and not has_own_kernels(preflight.header)
+        # llama.cpp's kernels are the best there, and it may repack for them
+        options = replace(options, stock=True, repack=True) if lacks_kernels else options
         found = cls(
-            # llama.cpp's kernels are the best there, and it may repack for them
-            options=replace(options, stock=True, repack=True) if lacks_kernels else options,
+            options=options,
             device=device,
             preflight=preflight,
             n_threads=options.n_threads or default_n_threads(),
             ram_bytes=ram,
+            n_ubatch=_n_ubatch(options, preflight, is_on_disk=ram is not None),
         )
         found.check_tensor_split()
         return found
@@ -134,7 +137,7 @@ class Loading:
         options = self.options
         return ContextParams(
             n_ctx=self.preflight.n_ctx,
-            n_ubatch=N_UBATCH if self.ram_bytes is None else _piece_on_disk(self.preflight),
+            n_ubatch=self.n_ubatch,
             n_sequences=options.n_sequences,
             n_outputs_max=options.width * options.n_sequences,
             n_rollback_max=options.width if options.width > 1 else 0,
@@ -165,7 +168,7 @@ class Loading:
 
 
 def _ram_bytes(options: ForwardOptions, preflight: Preflight, device: Device) -> int | None:
-    n_ubatch = _piece_on_disk(preflight)
+    n_ubatch = _n_ubatch(options, preflight, is_on_disk=True)
     needs = estimate_needs(preflight.header, preflight.draft, preflight.n_ctx, n_ubatch)
     return choose_ram(
         options.ram, preflight.geometry, device, needs,
@@ -174,6 +177,11 @@ def _ram_bytes(options: ForwardOptions, preflight: Preflight, device: Device) ->
     )  # fmt: skip
 
 
-def _piece_on_disk(preflight: Preflight) -> int:
-    wanted = wanted_piece(preflight.geometry, "disk")
+def _n_ubatch(options: ForwardOptions, preflight: Preflight, *, is_on_disk: bool) -> int:
+    """What pays and fits where the host computes the experts; elsewhere llama.cpp's number."""
+    from pyspac.engine.engine import tokens_per_expert  # loads the native library, as the rest does anyway
+
+    if options.stock or not (is_on_disk or options.is_host_only):
+        return N_UBATCH
+    wanted = wanted_piece(preflight.geometry, "disk" if is_on_disk else "host", tokens_per_expert())
     return fit_piece(wanted, preflight.header, preflight.n_ctx, free_memory())

@@ -47,10 +47,11 @@ class Figures:
         """`board`: None: there is no engine; `predict`: the predictors that were asked for."""
         self.board, self.attachment, self.predict = board, attachment, predict
         self._prompt_us = dict.fromkeys(_TIMES, 0)
-        self.prompt_read_bytes = 0  # of experts on disk, until the last prompt was computed
+        self.prompt_read_bytes: int | None = None  # of experts on disk, until the last prompt was computed
 
     def after_prompt(self) -> None:
         """Its first token is there."""
+        self.prompt_read_bytes = 0
         if self.board is not None:
             self._prompt_us = {name: board_figures.time_us(self.board, name) for name in _TIMES}
             self.prompt_read_bytes = read_tier(self.board)["read_bytes"]

@@ -255,6 +255,7 @@ def test_stats() -> None:
         text(llm)
         stats = llm.stats()
     assert before["n_steps"] == 0
+    assert before["prompt_read_bytes"] is None  # where prompts end is not known here
     assert stats["mode"] == "split"
     assert stats["emulated"] is True
     assert (stats["n_ubatch"], stats["speculation"], stats["mtp"]) == (256, "static", None)  # n_ctx
@@ -648,6 +649,21 @@ def test_a_file_that_gets_shorter_is_named(tmp_path: Path, draft: str | None) ->
         os.truncate(path, path.stat().st_size // 3)
         with pytest.raises(PyspacError, match="the file has become shorter"):
             llm.embed(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"ram": "6", "n_ctx": 1024}, 1024),  # every piece of a prompt reads the experts again
+        ({"ram": "6"}, 512),  # llama_cpp.Llama's n_ctx
+        ({"ram": "6", "n_ctx": 1024, "n_batch": 600}, 600),
+        ({"stock": True, "n_ctx": 1024}, 512),
+    ],
+)
+def test_as_many_tokens_at_once_as_pay(given: dict[str, Any], expected: int) -> None:
+    with Llama(MODEL, device="none", verbose=False, **given) as llm:
+        assert llm.n_batch == expected
+        assert llama_cpp.llama_n_ubatch(llm.ctx) == expected
 
 
 def test_slots_take_what_the_draft_model_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

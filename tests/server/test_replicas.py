@@ -241,6 +241,7 @@ def test_a_rolling_restart_loses_no_request(setting: Setting) -> None:
         [str(REPLICAS / "rolling-restart.sh"), "replica1", "replica2"],
         env={"PATH": "/usr/bin:/bin", "RESTART": command, "STATUS": setting.status_url, "WAIT_S": "100"},
     )
+    setting.stack.callback(script.kill)
     wrong: list[object] = []
     n_asked = 0
 
@@ -264,6 +265,8 @@ def test_a_rolling_restart_loses_no_request(setting: Setting) -> None:
             assert setting.replicas[mark.name].stop() == 0
             setting.replicas[mark.name] = setting.start(mark.name)
             mark.unlink()
+        for replica in setting.replicas.values():
+            replica.check_alive()
         time.sleep(0.05)
     for client in clients:
         client.join(60)
