@@ -55,7 +55,13 @@ struct amx_tiles {
         __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"((int64_t) 64), "i"(T) : "memory");
     }
 
-    static SPAC_INLINE void release() { __asm__ volatile("ldtilecfg %0" ::"m"(found)); } // none, if none were configured
+    static SPAC_INLINE void release() {
+        if (found.palette != 0) {
+            __asm__ volatile("ldtilecfg %0" ::"m"(found));
+        } else { // none were configured
+            __asm__ volatile("tilerelease");
+        }
+    }
 };
 
 } // namespace

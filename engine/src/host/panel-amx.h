@@ -21,7 +21,7 @@ struct weight_tile {
 static_assert(sizeof(weight_tile) == sizeof(pair_tile), "of bf16");
 
 SPAC_INLINE int64_t n_tiles_of(int64_t n_cols) {
-    return (n_cols + TILE_COLS - 1) / TILE_COLS;
+    return (uint64_t) (n_cols + TILE_COLS - 1) / TILE_COLS;
 }
 
 size_t tile_panel_bytes(int64_t n_cols) {
@@ -114,19 +114,28 @@ struct unpacked_weights {
 template <>
 struct unpacked_weights<q4_k> {
     const uint8_t * q;
-    alignas(64) float scale[16]; // 8 scales, then 8 offsets
+    alignas(64) float scale[8][2]; // and offset
 
     SPAC_INLINE unpacked_weights(const spac_block_q4_k * b) :
         q(b->q) {
-        const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-        const __m128  d     = _mm_cvtph_ps(_mm_setr_epi16((short) b->d, (short) b->dmin, 0, 0, 0, 0, 0, 0));
-        _mm512_store_ps(scale, _mm512_mul_ps(unpack_k_scales(b->scales), _mm512_permutexvar_ps(order, _mm512_castps128_ps512(d))));
+        // 4 scales, 4 offsets; of the others the low 4 bits are apart. Not in vectors: shuffles are what limits them.
+        const uint64_t low_nibbles = 0x0f0f0f0f, top_bits = 0x3030303030303030, bits = 0x3f3f3f3f3f3f3f3f;
+        uint64_t       first;
+        uint32_t       last, both;
+        memcpy(&first, b->scales, sizeof(first));
+        memcpy(&last, b->scales + 8, sizeof(last));
+        memcpy(&both, &b->d, sizeof(both));
+        const uint64_t second = (first >> 2 & top_bits) | (last & low_nibbles) | (uint64_t) (last >> 4 & low_nibbles) << 32;
+        const __m128i  order  = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+        const __m128i  sizes  = _mm_shuffle_epi8(_mm_set_epi64x((int64_t) second, (int64_t) (first & bits)), order);
+        const __m512   d      = _mm512_cvtph_ps(_mm256_set1_epi32((int) both));
+        _mm512_store_ps(scale, _mm512_mul_ps(floats_of(sizes), d));
         keep_in_memory(scale);
     }
 
     static constexpr int block_of(int i, int b) { return 2 * i + b; }
 
-    SPAC_INLINE __m512 values_of(__m512 x, int block) const { return _mm512_fmsub_ps(x, _mm512_set1_ps(scale[block]), _mm512_set1_ps(scale[8 + block])); }
+    SPAC_INLINE __m512 values_of(__m512 x, int block) const { return _mm512_fmsub_ps(x, _mm512_set1_ps(scale[block][0]), _mm512_set1_ps(scale[block][1])); }
 
     SPAC_INLINE void look_up(int i, __m512i * x) const {
         const __m512  all   = table_of<q4_k>();
@@ -157,12 +166,15 @@ SPAC_INLINE void put_weights(const unpacked_weights<F> & w, weight_tile * to, in
 // the next n pieces, or what is left
 template <typename Unpack>
 SPAC_INLINE void for_each_piece(spac_panel_rows & w, int64_t n, Unpack unpack) {
-    for (; n > 0 && !w.is_unpacked(); n--) {
-        unpack(w.rows + w.row * w.row_bytes, w.col, (weight_tile *) w.panel + w.row / TILE_SIDE * n_tiles_of(w.n_cols) + w.col / TILE_COLS, w.row % TILE_SIDE);
-        if (++w.row == w.n_rows) {
-            w.row = 0;
-            w.col += SPAC_BLOCK;
+    while (n > 0 && !w.is_unpacked()) {
+        const int64_t end = n < w.n_rows - w.row ? w.row + n : w.n_rows, n_tiles = n_tiles_of(w.n_cols);
+        weight_tile * to = (weight_tile *) w.panel + (uint64_t) w.col / TILE_COLS;
+        n -= end - w.row;
+        for (int64_t row = w.row; row < end; row++) {
+            unpack(w.rows + row * w.row_bytes, w.col, to + (uint64_t) row / TILE_SIDE * n_tiles, (uint64_t) row % TILE_SIDE);
         }
+        w.row = end < w.n_rows ? end : 0;
+        w.col += end < w.n_rows ? 0 : SPAC_BLOCK;
     }
 }
 
@@ -170,7 +182,7 @@ template <typename F>
 void unpack_dot_rows(spac_panel_rows & w, int64_t n) {
     for_each_piece(w, n, [&](const char * row, int64_t i, weight_tile * to, int64_t line) __attribute__((always_inline)) {
         typename F::block         rest[SPAC_BLOCK / F::N];
-        const unpacked_weights<F> x(block_at<F>(row, i, w.n_cols, rest, SPAC_PANEL_ROWS * w.row_bytes)); // what comes after these rows
+        const unpacked_weights<F> x(block_at<F>(row, i, w.n_cols, rest, TILE_SIDE * w.row_bytes)); // measured: 16 pieces ahead is better than 32
         if (w.n_cols - i >= SPAC_BLOCK) {
             put_weights<F>(x, to, line, SPAC_BLOCK / TILE_COLS);
         } else {
@@ -288,9 +300,8 @@ struct beside_tiles {
 // sums of one or two tiles of rows with one or two of tokens
 template <typename Tiles, bool TWO_ROWS, bool TWO_TOKENS>
 void add_tiles(const weight_tile * w0, const weight_tile * w1, const pair_tile * a0, const pair_tile * a1, int64_t n_tiles, beside_tiles & work) {
-    constexpr int64_t N_STEPS = SPAC_BLOCK / TILE_COLS;
-    // measured: work is fastest in small pieces between all products, but not where they are few
-    constexpr int64_t N_PIECES = SPAC_PANEL_ROWS / N_STEPS / (TWO_TOKENS ? 2 + 2 * TWO_ROWS : 1);
+    constexpr int64_t N_STEPS  = SPAC_BLOCK / TILE_COLS;
+    constexpr int64_t N_PIECES = SPAC_PANEL_ROWS / N_STEPS;
     for (int64_t i = 0; i < n_tiles; i++) {
         if (i % N_STEPS == 0) {
             work.begin_block((i + N_STEPS) * TILE_COLS);
@@ -298,25 +309,18 @@ void add_tiles(const weight_tile * w0, const weight_tile * w1, const pair_tile *
         Tiles::template load<4>(&w0[i]);
         Tiles::template load<6>(&a0[i]);
         Tiles::template dot<0, 4, 6>();
-        if (TWO_TOKENS) {
-            work.run(N_PIECES);
-        }
         if (TWO_ROWS) {
             Tiles::template load<5>(&w1[i]);
             Tiles::template dot<1, 5, 6>();
-        }
-        if (TWO_ROWS && TWO_TOKENS) {
-            work.run(N_PIECES);
         }
         if (TWO_TOKENS) {
             Tiles::template load<7>(&a1[i]);
             Tiles::template dot<2, 4, 7>();
         }
         if (TWO_ROWS && TWO_TOKENS) {
-            work.run(N_PIECES);
             Tiles::template dot<3, 5, 7>();
         }
-        work.run(N_PIECES);
+        work.run(N_PIECES); // measured: the same in smaller pieces between the products
     }
 }
 

@@ -31,7 +31,7 @@ template <typename F>
 SPAC_INLINE const typename F::block * block_at(const char * row, int64_t i, int64_t n_cols, typename F::block * rest, size_t ahead = SPAC_PREFETCH_BYTES) {
     typedef typename F::block block;
     constexpr int             N_BLOCKS = SPAC_BLOCK / F::N;
-    const block *             b        = (const block *) row + i / F::N;
+    const block *             b        = (const block *) row + (uint64_t) i / F::N;
     if (n_cols - i >= SPAC_BLOCK) {
         prefetch_ahead(b, N_BLOCKS * sizeof(block), ahead);
         return b;
