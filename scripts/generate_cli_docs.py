@@ -67,7 +67,7 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 | `device`, `emulated` | ggml's name of the device; whether it, or its link's speed, is emulated |
 | `model`, `draft`, `mtp` | files; `draft` and `mtp` (masks) are `null` unless they draft |
 | `spec_type`, `draft_max`, `speculation` | what drafts, how many tokens at most, what chose the lengths |
-| `kernels`, `n_ubatch` | the engine's own (`null`: ggml's); tokens of a prompt at once (`null`: `stock`) |
+| `kernels`, `n_ubatch` | the kernels' name (`null`: ggml); tokens of a prompt at once (`null`: `stock`) |
 | `seed` | as given; 4294967295: none |
 | `text`, `token_ids`, `n_tokens` | what was generated, without the end token |
 | `stop_reason` | `eog`, `length`, `context` (full) or `interrupted` |
