@@ -5,6 +5,7 @@ Every process is started with its own arguments and ended by its own id; nothing
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -49,14 +50,17 @@ def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = START_S
 
 
 def free_port() -> int:
-    """A port that was free a moment ago; none that the system gives to connections, so that it stays free."""
+    """A port that was free a moment ago; where there are such, none that Linux gives to connections."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
+    fixed = range(max(1024, first // 2), first)  # those below are root's
+    for port in (*(secrets.choice(fixed) for _ in range(100 if fixed else 0)), 0):
         try:
-            with closing(socket.create_server((HOST, secrets.choice(range(first // 2, first))))) as listener:
+            with closing(socket.create_server((HOST, port))) as listener:
                 return int(listener.getsockname()[1])
-        except OSError:  # somebody's
-            continue
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise ServedError(f"no free port on {HOST}")
 
 
 def environment(cache_dir: Path) -> dict[str, str]:
