@@ -173,7 +173,7 @@ def measure(args: argparse.Namespace, header: GgufHeader, share: float, round_: 
 def phases_of(found: dict[str, Any]) -> dict[str, Any]:
     """Of one run: tokens per second, and 1e9 bytes read per second, each by the clock."""
     prompt_s, n_decoded = found["ttft_ms"] / 1e3, len(found["token_ids"]) - 1
-    n_prompt, n_all = found["prompt_read_bytes"], (found["tier"] or {}).get("read_bytes", 0)
+    n_prompt, n_all = found["prompt_read_bytes"] or 0, (found["tier"] or {}).get("read_bytes", 0)
     return {
         "prompt": {"tps": found["n_prompt"] / prompt_s, "gb_s": n_prompt / prompt_s / 1e9},
         "decode": {"tps": found["tps"], "gb_s": (n_all - n_prompt) * found["tps"] / n_decoded / 1e9},

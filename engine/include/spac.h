@@ -430,6 +430,7 @@ SPAC_API spac_status spac_devices_find(const char * names, int32_t * indices, in
 SPAC_API void *      spac_cpu_buffer_type(void);                                                                 // for llama_model_params.tensor_buft_overrides
 SPAC_API void *      spac_host_buffer_type(void);                                                                // the same: huge pages, weights as in the file
 SPAC_API spac_status spac_has_kernels(int32_t type, bool * found);                                               // of the engine's own, for this machine; type: enum ggml_type
+SPAC_API spac_status spac_kernels_name(const char ** name);                                                      // of those: "avx512"; "" if there are none
 SPAC_API spac_status spac_tokens_per_expert(int32_t * n);                                                        // of a prompt, computed at once, that these kernels want; 0: few
 SPAC_API spac_status spac_measure_host_gb_s(int32_t n_threads, double * gb_s);                                   // streaming read
 SPAC_API spac_status spac_measure_kernel_gb_s(int32_t type, int32_t n_tokens, int32_t n_threads, double * gb_s); // weights of a type times 1 to 512 tokens, by the engine's own kernels

@@ -101,6 +101,13 @@ spac_status spac_has_kernels(int32_t type, bool * found) {
     return spac_guard([&] { *found = kernels_for(type); });
 }
 
+spac_status spac_kernels_name(const char ** name) {
+    return spac_guard([&] {
+        const spac_kernels * kernels = spac_kernels_best();
+        *name                        = kernels ? kernels->name : "";
+    });
+}
+
 spac_status spac_tokens_per_expert(int32_t * n) {
     return spac_guard([&] {
         const spac_kernels * kernels = spac_kernels_best();

@@ -31,6 +31,7 @@ LLAMA_CPP_PYTHON_VERSION: Final = (
     "0.3.36"  # vendors the pinned llama.cpp; its structs are those of our libllama
 )
 LOW_MEMORY_BYTES: Final = 2 * GIB
+_NO_KERNELS: Final = "nothing: llama.cpp's compute, slower than on x86-64 with AVX2 or 64-bit ARM"
 _AS_SAID: Final = "do as the message says, then run pyspac doctor again"
 
 
@@ -116,13 +117,16 @@ def _bindings() -> Iterator[Finding]:
 def _engine() -> Iterator[Finding]:
     """The libraries, and what they were built with."""
     from pyspac import _native
-    from pyspac.engine.engine import tokens_per_expert
+    from pyspac.engine.engine import kernels_name
     from pyspac.forward.libllama import lib
 
     yield Finding("ok", "engine", f"libspac and libllama from {_native.lib_dir()}")
     yield Finding("ok", "built with", _enabled_features(lib.llama_print_system_info().decode()))
     yield from _server(build_extras(_native.bin_dir()))
-    tokens_per_expert()  # raises where PYSPAC_KERNELS names none of this machine's kernels
+    if name := kernels_name():
+        yield Finding("ok", "kernels", f"{name}: the engine's own, for what the CPU computes")
+    else:
+        yield Finding("note", "kernels", "none of the engine's own for this processor", _NO_KERNELS)
 
 
 def _server(extras: BuildExtras) -> Iterator[Finding]:

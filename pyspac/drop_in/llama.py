@@ -159,10 +159,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._ours["model_params"] = self._model_fields(loading)
         if self._n_draft_max:
             self._ours["context_params"] = {"n_rs_seq": self._n_draft_max}
-        n = min(loading.n_ubatch, given.get("n_ctx", _N_CTX) or loading.n_ubatch)
+        n_ctx = given.get("n_ctx", _N_CTX)
+        n = min(loading.n_ubatch, n_ctx or loading.n_ubatch)
         defaults = {"op_offload": not loading.device.is_cpu, "n_batch": n, "n_ubatch": n}
         n_threads = given["n_threads"] or loading.n_threads
         return defaults | kwargs | {
+            "n_ctx": values.padded_context(n_ctx),
             "n_threads": n_threads, "n_threads_batch": given["n_threads_batch"] or n_threads,
         }  # fmt: skip
 
@@ -193,8 +195,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
             n_draft_max = min(self._n_draft_max, self.n_batch - 1)
             is_recurrent = bool(self._is_recurrent or self._is_hybrid)
             check_can_rollback(loading.options.model, is_recurrent, self.ctx, n_draft_max)
-            n_ctx = min(self._n_ctx, len(self.input_ids))  # llama.cpp rounds its own up
-            self.draft_model = CountedDrafts(draft, self._steps, n_draft_max=n_draft_max, n_ctx=n_ctx)
+            self.draft_model = CountedDrafts(draft, self._steps, n_draft_max=n_draft_max, n_ctx=self._n_ctx)
 
     def _open_draft(self, loading: Loading) -> LlamaDraftModel | None:
         draft = self._given["draft_model"]
@@ -364,7 +365,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), **self._given}
+        state = super().__getstate__()
+        left_to_us = {"n_batch", "n_ubatch"} - self._given.keys()  # another machine may want other numbers
+        return {name: value for name, value in state.items() if name not in left_to_us} | self._given
 
 
 def replace_llama_cpp(**defaults: Any) -> None:

@@ -32,6 +32,7 @@ from pyspac.units import MIB
 from llama_cpp.llama_speculative import LlamaDraftModel  # isort: skip  # after ours: see steps.py
 
 _MANY: Final = 2**31 - 1
+_N_CTX_PAD: Final = 256
 _LEAST: Final = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 1}
 _CACHE_TYPES: Final = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")  # as -ctk's
 # of sampling: the least that each may be
@@ -149,6 +150,11 @@ def check_context(given: Mapping[str, Any], loading: Loading) -> None:
             f"at most {n_train}, the context that the model was trained with (0 chooses it): so many take "
             f"about {needed // MIB} MiB, and {free // MIB} are free",
         )
+
+
+def padded_context(n_ctx: int) -> int:
+    """As llama.cpp rounds it up (llama-context.cpp): llama_cpp.Llama's tables have the size that is given."""
+    return -(-n_ctx // _N_CTX_PAD) * _N_CTX_PAD
 
 
 def check_sampling(given: Mapping[str, Any]) -> None:

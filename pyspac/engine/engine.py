@@ -37,6 +37,7 @@ __all__ = [
     "find_devices",
     "has_kernels",
     "host_buffer_type",
+    "kernels_name",
     "load_backends",
     "measure_attention_gop_s",
     "measure_host_gb_s",
@@ -275,6 +276,16 @@ def has_kernels(type_name: str) -> bool:
     found = ffi.new("bool *")
     check_value(lib.spac_has_kernels(TYPE_IDS.get(type_name, -1), found))
     return bool(found[0])
+
+
+def kernels_name() -> str:
+    """Return which of the engine's own kernels this machine runs ("avx512"); "": none.
+
+    Raises UsageError where PYSPAC_KERNELS names none of this machine's.
+    """
+    name = ffi.new("const char **")
+    check_value(lib.spac_kernels_name(name))
+    return str(ffi.string(name[0]).decode())
 
 
 def tokens_per_expert() -> int:

@@ -51,10 +51,10 @@ class Figures:
 
     def after_prompt(self) -> None:
         """Its first token is there."""
-        self.prompt_read_bytes = 0
         if self.board is not None:
             self._prompt_us = {name: board_figures.time_us(self.board, name) for name in _TIMES}
-            self.prompt_read_bytes = read_tier(self.board)["read_bytes"]
+        tier = self.tier()
+        self.prompt_read_bytes = tier["read_bytes"] if tier else None
 
     def steps_us(self, name: str) -> int:
         """Sum over layers of `host_us` or `device_us`, since the last prompt."""

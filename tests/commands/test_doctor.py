@@ -13,6 +13,7 @@ from pyspac.cli import app
 from pyspac.commands import doctor_checks as doctor
 from pyspac.commands.demo import TARGET
 from pyspac.commands.doctor_checks import Finding
+from pyspac.engine.engine import kernels_name
 from pyspac.errors import PyspacError
 from pyspac.model import disk_probe
 from pyspac.server.build_extras import BuildExtras
@@ -27,6 +28,7 @@ def test_on_this_machine() -> None:
     assert result.exit_code == int(not report["ok"])
     found = {finding["what"]: finding for finding in report["findings"]}
     assert found["engine"]["level"] == "ok"
+    assert found["kernels"]["detail"].startswith(f"{kernels_name()}: ")
     assert "GB/s read, 1 threads" in found["host memory"]["detail"]
     assert "at depth 32" in found["disk"]["detail"]
     assert "demo-moe.gguf" in found["disk"]["detail"]

@@ -384,6 +384,24 @@ def test_pickled_object_is_loaded_again() -> None:
         assert text(copy)
 
 
+def test_a_pickled_object_takes_as_many_tokens_at_once_as_pay_where_it_is_loaded() -> None:
+    with Llama(MODEL, **QUIET) as llm:
+        state = llm.__getstate__()
+        assert state.keys().isdisjoint({"n_batch", "n_ubatch"})
+    with Llama(MODEL, n_batch=32, **QUIET) as llm:
+        assert llm.__getstate__()["n_batch"] == 32
+
+
+@pytest.mark.parametrize("logits_all", [False, True])
+def test_a_context_is_rounded_up_as_in_llama_cpp(logits_all: bool) -> None:
+    with Llama(MODEL, logits_all=logits_all, **QUIET | {"n_ctx": 64}) as llm:
+        assert llm.n_ctx() == 256
+        prompt = llm.tokenize(PROMPT.encode() * 40)
+        assert llm(prompt[:250], max_tokens=None)["usage"]["completion_tokens"] <= 6
+        with pytest.raises(ValueError, match=r"exceed context window of 256"):
+            llm(prompt[:300], max_tokens=1)
+
+
 def test_vocabulary_alone() -> None:
     with Llama(MODEL, vocab_only=True, verbose=False) as llm:
         assert llm.detokenize(llm.tokenize(b"def")) == b"def"
