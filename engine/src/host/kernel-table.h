@@ -29,6 +29,7 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
     for (int t = 0; t < NT; t++) {
         a[t] = (const spac_act_q8 *) acts[t];
     }
+    const bool    by_l2   = spac_prefetch_by_l2();
     const int64_t n_whole = n_cols / SPAC_BLOCK, n_rest = n_cols % SPAC_BLOCK / F::N;
     const int64_t n_rows_beyond = ((N_BLOCKS - n_rest) * sizeof(block) + row_bytes - 1) / row_bytes; // that a whole block at a row's end reaches into
 
@@ -39,7 +40,7 @@ void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_col
             sum = zero();
         }
         for (int64_t ib = 0; ib < n_whole; ib++) {
-            prefetch_stream(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block));
+            prefetch_stream(row + ib * N_BLOCKS, N_BLOCKS * sizeof(block), by_l2);
             add_block<F, NT>(row + ib * N_BLOCKS, a, ib, sums);
         }
         if (n_rest && n_rows - ir > n_rows_beyond) { // the next rows meet activations of zero: they must be finite, as in a sound file

@@ -15,6 +15,17 @@
 #    include <sys/auxv.h>
 #endif
 
+// ---- the processor
+
+bool spac_prefetch_by_l2() {
+#if defined(__x86_64__)
+    static const bool is_intel = __builtin_cpu_is("intel");
+    return is_intel;
+#else
+    return false;
+#endif
+}
+
 // ---- registration
 
 // whether the processor and the system have what each was compiled with (engine/CMakeLists.txt)

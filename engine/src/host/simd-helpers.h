@@ -21,9 +21,11 @@ SPAC_INLINE void prefetch_ahead(const void * p, size_t n, size_t ahead = SPAC_PR
     }
 }
 
-// The same for weights that are read one after another: into L2, then into L1. Q8_0, one token, from memory: 1.1 times the
-// speed of into L1 at once (Xeon with AMX); the others the same within noise.
-SPAC_INLINE void prefetch_stream(const void * p, size_t n) {
+// The same for weights that are read one after another; by_l2: spac_prefetch_by_l2()
+SPAC_INLINE void prefetch_stream(const void * p, size_t n, bool by_l2) {
+    if (!by_l2) {
+        return prefetch_ahead(p, n);
+    }
     for (size_t i = 0; i < n; i += 64) {
         __builtin_prefetch((const char *) ((uintptr_t) p + SPAC_PREFETCH_BYTES + i), 0, 2);
         __builtin_prefetch((const char *) ((uintptr_t) p + SPAC_PREFETCH_NEAR + i));
