@@ -192,7 +192,7 @@ def _devices() -> Iterator[Finding]:
         yield Finding(
             "note",
             "device",
-            "no GPU: the engine's own kernels compute everything on the CPU (--device none)",
+            "no GPU: the CPU computes everything (--device none)",
             "if this machine has one, build with nvcc or glslc; or use another machine's: --rpc HOST:PORT",
         )
 

@@ -159,12 +159,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
         self._ours["model_params"] = self._model_fields(loading)
         if self._n_draft_max:
             self._ours["context_params"] = {"n_rs_seq": self._n_draft_max}
-        n_ctx = given.get("n_ctx", _N_CTX)
-        n = min(loading.n_ubatch, n_ctx or loading.n_ubatch)
+        n_ctx = values.padded_context(given.get("n_ctx", _N_CTX) or loading.preflight.geometry.n_ctx_train)
+        n = min(loading.n_ubatch, n_ctx)
         defaults = {"op_offload": not loading.device.is_cpu, "n_batch": n, "n_ubatch": n}
         n_threads = given["n_threads"] or loading.n_threads
         return defaults | kwargs | {
-            "n_ctx": values.padded_context(n_ctx),
+            "n_ctx": n_ctx,
             "n_threads": n_threads, "n_threads_batch": given["n_threads_batch"] or n_threads,
         }  # fmt: skip
 
@@ -366,7 +366,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]  # llama-cpp-python has no t
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        left_to_us = {"n_batch", "n_ubatch"} - self._given.keys()  # another machine may want other numbers
+        left_to_us = {"n_batch", "n_ubatch", "op_offload"} - self._given.keys()  # another machine: others
         return {name: value for name, value in state.items() if name not in left_to_us} | self._given
 
 

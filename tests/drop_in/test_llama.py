@@ -17,6 +17,7 @@ import gguf_models
 import numpy as np
 import pytest
 from eagle_models import write_demo_head
+from gguf import GGUFReader
 from serving import wait_for
 
 import pyspac
@@ -387,7 +388,7 @@ def test_pickled_object_is_loaded_again() -> None:
 def test_a_pickled_object_takes_as_many_tokens_at_once_as_pay_where_it_is_loaded() -> None:
     with Llama(MODEL, **QUIET) as llm:
         state = llm.__getstate__()
-        assert state.keys().isdisjoint({"n_batch", "n_ubatch"})
+        assert state.keys().isdisjoint({"n_batch", "n_ubatch", "op_offload"})
     with Llama(MODEL, n_batch=32, **QUIET) as llm:
         assert llm.__getstate__()["n_batch"] == 32
 
@@ -395,11 +396,22 @@ def test_a_pickled_object_takes_as_many_tokens_at_once_as_pay_where_it_is_loaded
 @pytest.mark.parametrize("logits_all", [False, True])
 def test_a_context_is_rounded_up_as_in_llama_cpp(logits_all: bool) -> None:
     with Llama(MODEL, logits_all=logits_all, **QUIET | {"n_ctx": 64}) as llm:
-        assert llm.n_ctx() == 256
+        assert llm.n_ctx() == llm.n_batch == 256
         prompt = llm.tokenize(PROMPT.encode() * 40)
         assert llm(prompt[:250], max_tokens=None)["usage"]["completion_tokens"] <= 6
         with pytest.raises(ValueError, match=r"exceed context window of 256"):
             llm(prompt[:300], max_tokens=1)
+
+
+def test_the_models_own_context_is_rounded_up_too(tmp_path: Path) -> None:
+    model = Path(shutil.copy(MODEL, tmp_path / "model.gguf"))
+    reader = GGUFReader(model, "r+")
+    reader.fields["qwen3moe.context_length"].parts[-1][0] = 300
+    reader.data.flush()
+    with Llama(str(model), draft_model=DRAFT, draft_max=8, **QUIET | {"n_ctx": 0}) as llm:
+        assert llm.n_ctx() == 512
+        prompt = llm.tokenize(PROMPT.encode() * 40)
+        assert llm(prompt[:290], max_tokens=60)["usage"]["completion_tokens"] > 20
 
 
 def test_vocabulary_alone() -> None:
