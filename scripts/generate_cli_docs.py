@@ -82,7 +82,7 @@ What was not measured is `null`. Without slots on a device only `experts.n_miss`
 | `experts.n_staged`, `.staged_bytes`, `.staged_us`, `.stage_wait_us` | those for prompts |
 | `experts.n_steps_with_both` | forward passes in which device and host experts both worked |
 | `tier` | [experts on disk](memory-tier.md): slots, reads, waits; `null` if all are in memory |
-| `prompt_read_bytes` | those of `tier`, before the first token; `null` without one, in `Llama.stats()` |
+| `prompt_read_bytes` | those of `tier`, before the first token; `null` without it, or in `Llama.stats()` |
 | `devices[]` | [each device](devices.md#what-can-be-seen) |
 | `threads` | [of the CPU](host-experts.md#beside-other-programs) |
 | `router_weight_kept`, `kl_divergence` | [with `--lossy`, `--max-kl`](policies.md#lossy-if-you-ask-for-it) |
