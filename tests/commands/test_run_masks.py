@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import gguf_models
 import pytest
@@ -40,19 +41,29 @@ def test_greedy_text_is_plain_decodings(
     device, cache = placement
     placed = ["--device", device, "--cache", cache, "--host-kernels", "auto" if device == "none" else "ggml"]
 
-    argv = ["run", "-m", str(model), "-p", PROMPT, "-n", "32", "-t", "1", "--temp", "0", *placed]
-    drafts = ["--mtp", str(adapter), "--draft-max", "2"]
-    result = CliRunner().invoke(app, [*argv, *drafts, "--json", "-"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
+    def answer(*drafts: str) -> dict[str, Any]:
+        argv = ["run", "-m", str(model), "-p", PROMPT, "-n", "32", "-t", "1", "--temp", "0", *placed, *drafts]
+        result = CliRunner().invoke(app, [*argv, "--json", "-"])
+        assert result.exit_code == 0, result.output
+        return cast("dict[str, Any]", json.loads(result.stdout))
+
+    found = answer("--mtp", str(adapter), "--draft-max", "2")
     assert found["n_drafted"] > 0
+    tokens = found["token_ids"]
     with Model(ModelParams(path=model)) as loaded:
         prompt = loaded.vocab.tokenize(PROMPT)
-    # the last bit of a float, which differs from width to width, may be a step of an activation's 8 bits;
-    # tiles of bf16 compute a prompt, but not its end
-    own = 0.1 if tokens_per_expert() else 0.005
+    if device == "none" and tokens != (plain := answer()["token_ids"]):
+        # they may part at a near tie: a float's last bit, which differs from width to width, may be a step of
+        # an activation's 8 bits
+        n_equal = next(
+            i for i, (ours, theirs) in enumerate(zip(tokens, plain, strict=True)) if ours != theirs
+        )
+        assert margins(model, prompt, tokens[: n_equal + 1], is_own=True).max() < 0.005
+    own = (
+        0.1 if tokens_per_expert() else 0.05
+    )  # rounding of the engine's own kernels, with tiles of bf16 or without
     rounding = NEAR_TIE if device == "emulated" else own
-    assert margins(model, prompt, found["token_ids"], is_own=device == "none").max() < rounding
+    assert margins(model, prompt, tokens).max() < rounding
 
 
 def refused(*arguments: object) -> str:
