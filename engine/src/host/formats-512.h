@@ -90,12 +90,15 @@ SPAC_INLINE __m256i spread_words(const B * b) {
 template <int BYTE, typename B>
 SPAC_INLINE __m256i gather_words(const B * b) {
     static_assert(BYTE == 0 || BYTE == 2, "one of the first two words");
-    constexpr __mmask16 LANES[] = { 0x0011, 0x0044, 0x1100, 0x4400, 0x0022, 0x0088, 0x2200, 0x8800 }; // of block i
-    __m512i             x       = _mm512_setzero_si512();
-    for (int i = 0; i < 8; i++) {
-        int32_t first;
-        memcpy(&first, b + i, sizeof(first));
-        x = _mm512_mask_set1_epi32(x, LANES[i], first);
+    constexpr __mmask16 LANES[] = { 0x0044, 0x1100, 0x4400, 0x0022, 0x0088, 0x2200, 0x8800 }; // of blocks 1 to 7: as many as there are registers for masks
+    const auto          word    = [b](int i) {
+        int32_t w;
+        memcpy(&w, b + i, sizeof(w));
+        return w;
+    };
+    __m512i x = _mm512_set1_epi32(word(0));
+    for (int i = 1; i < 8; i++) {
+        x = _mm512_mask_set1_epi32(x, LANES[i - 1], word(i));
     }
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(x, 8 * BYTE));
 }
