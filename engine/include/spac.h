@@ -184,7 +184,7 @@ typedef struct spac_engine_info {
     uint64_t total_bytes; // of all experts of the split layers
     int32_t  max_batch;
     int32_t  n_layer_kernels;  // split layers whose host experts the engine's own kernels compute
-    char     kernels[16];      // which of them: "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
+    char     kernels[16];      // which of them: "amx", "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
     int32_t  n_layer_unpinned; // split layers whose experts are not in memory pinned by the device: copies are slower
     int32_t  n_dense_kernels;  // other matrices that they multiply; only without a device
     int32_t  n_device;         // 0: "none"

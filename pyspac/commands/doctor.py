@@ -42,8 +42,8 @@ def doctor(
 ) -> None:
     """Check this machine, and say what is wrong.
 
-    Devices, memory, measured speed of host memory (with --threads), link and disk, versions of the
-    libraries; how to fix what is wrong. The exit code is 1 if there is a problem.
+    Devices, memory, the engine's kernels, measured speed of host memory (with --threads), link and disk,
+    versions of the libraries; how to fix what is wrong. The exit code is 1 if there is a problem.
     """
     check_json_target(json_file)
     if threads is not None:

@@ -92,8 +92,9 @@ def inspect(
 ) -> None:
     """Show a model's layers and experts.
 
-    Geometry, quantisation per layer, bytes per expert, and how many experts fit into N GiB. Only the file's
-    header is read; --ram measures disk, memory and kernels for some seconds.
+    Geometry, quantisation per layer, bytes per expert, how many experts fit into N GiB, and how many tokens
+    of a prompt this machine computes at once. Only the file's header is read; --ram measures disk, memory
+    and kernels for some seconds.
     """
     check_json_target(json_file)
     if threads is not None:

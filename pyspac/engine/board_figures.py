@@ -31,7 +31,7 @@ class EngineInfo:
     total_bytes: int  # of all experts of the split layers
     max_batch: int
     n_layer_kernels: int  # split layers whose host experts the engine's own kernels compute
-    kernels: str  # which of them: "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
+    kernels: str  # which of them: "amx", "avx512", "avxvnni", "avx2", "neon"; "" if they compute nothing
     n_layer_unpinned: int  # split layers whose experts are not in memory pinned by the device
     n_dense_kernels: int  # other matrices that the engine's own kernels multiply; only without a device
     n_device: int  # 0: none

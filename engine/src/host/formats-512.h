@@ -75,10 +75,10 @@ SPAC_INLINE __m512 spread_blocks(__m256 x) {
 template <typename B>
 constexpr bool FOUR_IN_A_VECTOR = 3 * sizeof(B) + 4 <= 64;
 
-// the word at offset BYTE of each of 8 blocks, to the lanes; where blocks have an odd size, the upper half is that of odd blocks
+// the word at offset BYTE of each of 8 blocks, to the lanes; where blocks have an odd size, an odd block's first byte is the upper half
 template <int BYTE, typename B>
 SPAC_INLINE __m256i spread_words(const B * b) {
-    static_assert(FOUR_IN_A_VECTOR<B> && BYTE <= 2, "one of the first two words");
+    static_assert(FOUR_IN_A_VECTOR<B> && 4 * sizeof(B) >= 64 && BYTE <= 2, "one of the first two words, and no byte beyond 8 blocks");
     const auto at = [](int i) { return (short) ((BYTE + i % 4 * (int) sizeof(B)) / 2 + i / 4 * 32); };
     return _mm512_castsi512_si256(_mm512_permutex2var_epi16(
         _mm512_loadu_si512(b),
@@ -90,7 +90,7 @@ SPAC_INLINE __m256i spread_words(const B * b) {
 template <int BYTE, typename B>
 SPAC_INLINE __m256i gather_words(const B * b) {
     static_assert(BYTE == 0 || BYTE == 2, "one of the first two words");
-    constexpr __mmask16 LANES[] = { 0x0044, 0x1100, 0x4400, 0x0022, 0x0088, 0x2200, 0x8800 }; // of blocks 1 to 7: as many as there are registers for masks
+    constexpr __mmask16 LANES[] = { 0x0044, 0x1100, 0x4400, 0x0022, 0x0088, 0x2200, 0x8800 }; // of blocks 1 to 7 in block_order(); there are 7 registers for masks
     const auto          word    = [b](int i) {
         int32_t w;
         memcpy(&w, b + i, sizeof(w));

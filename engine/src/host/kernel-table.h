@@ -2,12 +2,15 @@
 // kernel. A kernels-*.cpp includes this after its own part, which is, without linkage:
 //
 //   vec, zero(), sum_of(vec)            a vector of floats
-//   q8_0, q4_0 ... f16, bf16            the formats of format-list.h: a new one is a line there, and its unpacking in each set
+//   q8_0, q4_0 ... f16, bf16            the formats of format-list.h; a new one is a line there, its block in blocks.h, its
+//                                       unpacking in each set, and a line in engine/tests/kernel-types.h; panels: panel-rows.h,
+//                                       panel-512.h and panel-amx.h list what holds for which
 //   add_block<format, n_tokens>()       256 weights times activations, added to n_tokens sums
 //   dot_floats<format, n_tokens>()      rows of f16 and bf16; the arguments are those of dot_rows()
 //   quantise_256(), swish()
 //
-// Nothing in here has linkage either: each has a copy built with its own instructions. A new set is a line in kernels.cpp, too.
+// Nothing in here has linkage either: each has a copy built with its own instructions. A new set has its flags in
+// engine/CMakeLists.txt, its name in kernels.h, what it needs of the processor in kernels.cpp.
 #pragma once
 
 #include "blocks.h"
@@ -58,7 +61,7 @@ void dot_rows_by(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_
 
 template <typename F, int NT>
 void dot_rows(const char * rows, size_t row_bytes, int64_t n_rows, int64_t n_cols, const char * const * acts, float * const * out) {
-#ifdef __AVX512F__ // with which it was measured
+#ifdef __AVX512F__ // by way of L2 was not measured without
     if (spac_prefetch_by_l2()) {
         return dot_rows_by<F, NT, true>(rows, row_bytes, n_rows, n_cols, acts, out);
     }

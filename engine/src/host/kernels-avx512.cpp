@@ -20,7 +20,8 @@ SPAC_INLINE vec zero() {
 
 // ---- quantised rows
 
-// Unpacked and transposed. Specialised in lowbit-512.h and nibbles-512.h, where both at once cost less.
+// Unpacked and transposed. Specialised in lowbit-512.h and nibbles-512.h, where both at once cost less; bytes and scales may
+// differ from unpack()'s, the weights not.
 template <typename F>
 SPAC_INLINE weights unpack_turned(const typename F::block * b) {
     weights w = unpack<F>(b);

@@ -1,4 +1,4 @@
-// AVX2 with AVX-VNNI: processors for desktops and laptops since 2021. Built with these instructions: nothing in here may be inline elsewhere.
+// AVX2 with AVX-VNNI: Intel's processors for desktops and laptops since 2021. Built with these instructions: nothing in here may be inline elsewhere.
 #include "kernels.h"
 
 #if defined(__AVXVNNI__) && defined(__FMA__) && defined(__F16C__)

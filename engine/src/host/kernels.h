@@ -98,8 +98,8 @@ std::vector<const spac_kernels *> spac_kernels_here();
 // throws: spac_error, where it names none of these
 const spac_kernels * spac_kernels_best();
 
-// Whether memory comes into L2 and from there into L1, or into L1 at once. One token, from memory, AVX-512: the first is 1.1 times
-// as fast on a Xeon (Q8_0; others the same), the second on a Zen 5 (Q8_0, Q4_K).
+// true: weights are prefetched into L2, and from there into L1; false: into L1 at once. One token, from memory, AVX-512: the first
+// is 1.1 times as fast on a Xeon (Q8_0; others the same), the second on a Zen 5 (Q8_0, Q4_K).
 bool spac_prefetch_by_l2();
 
 // What the tables above lack ggml's own dot products compute, a row at a time (ggml-dot.cpp): F32.

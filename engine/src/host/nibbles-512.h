@@ -1,4 +1,4 @@
-// Formats of 4 bits but NVFP4, unpacked to what transpose() would make of them: words of 8 nibbles are moved, and split then,
+// Formats of 4 bits but NVFP4, unpacked in the order that transpose() gives: words of 8 nibbles are moved, and split then,
 // with half of the permutations. Included by kernels-avx512.cpp.
 #pragma once
 

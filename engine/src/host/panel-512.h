@@ -11,7 +11,7 @@ static constexpr int PANEL_VECS = 2;
 static constexpr int TILE_ROWS  = VEC_ROWS * PANEL_VECS;
 static constexpr int TILE_ACTS  = 4; // tokens in registers; 6 and 8 were no faster
 
-// the byte of a weight of zero, where it is the same in all blocks; else 0
+// the byte of a weight of zero, where it is the same in all blocks: the offset is scale * that byte; else 0, and there are offsets
 template <typename F>
 constexpr int ZERO_BYTE = 0;
 

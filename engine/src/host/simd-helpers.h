@@ -21,7 +21,7 @@ SPAC_INLINE void prefetch_ahead(const void * p, size_t n, size_t ahead = SPAC_PR
     }
 }
 
-// The same for weights that are read one after another; by_l2: spac_prefetch_by_l2()
+// The same for rows of quantised weights and few tokens; by_l2: spac_prefetch_by_l2()
 SPAC_INLINE void prefetch_stream(const void * p, size_t n, bool by_l2) {
     if (!by_l2) {
         return prefetch_ahead(p, n);
