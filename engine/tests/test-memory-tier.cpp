@@ -428,11 +428,11 @@ static void test_invalid_reads() {
     CHECK(!use(tier, file, file.layers[0], { 1 }));
 }
 
-// nothing comes for five seconds: that is waited for, and is no error
+// nothing comes for seven seconds: that is waited for, and is no error
 static void test_stalled_disk() {
     const model_file  file(2, 8);
     std::atomic<bool> stalls{ false };
-    const auto        stall = std::chrono::seconds(5);
+    const auto        stall = std::chrono::seconds(7);
     const auto        start = std::chrono::steady_clock::now();
     spac_memory_tier  tier(file.all(), 9 * file.expert_bytes(), false, [&](int fd, void * data, size_t bytes, uint64_t offset) -> long {
         if (stalls) {
@@ -447,9 +447,9 @@ static void test_stalled_disk() {
     CHECK(std::chrono::steady_clock::now() - begin >= stall);
     stalls = false;
     CHECK(use(tier, file, file.layers[0], { 5, 6 }));
-    // a layer waits from when its thread gets there, which on a busy machine is after the read began
+    // a layer waits from when its thread gets there, on a busy machine a moment after the read began
     const std::chrono::microseconds waited(tier.info().wait_us);
-    CHECK(waited >= stall / 2 && waited <= std::chrono::steady_clock::now() - start && tier.info().error[0] == 0);
+    CHECK(waited >= std::chrono::seconds(5) && waited <= std::chrono::steady_clock::now() - start && tier.info().error[0] == 0);
 }
 
 // Reads that nothing waits for have as many threads as there are for them, and hold them: what a layer asks for begins all

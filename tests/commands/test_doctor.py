@@ -28,7 +28,8 @@ def test_on_this_machine() -> None:
     assert result.exit_code == int(not report["ok"])
     found = {finding["what"]: finding for finding in report["findings"]}
     assert found["engine"]["level"] == "ok"
-    assert found["kernels"]["detail"].startswith(kernels_name() or "none")
+    name = kernels_name()
+    assert found["kernels"]["detail"].startswith(f"{name}: " if name else "none of")
     assert "GB/s read, 1 threads" in found["host memory"]["detail"]
     assert "at depth 32" in found["disk"]["detail"]
     assert "demo-moe.gguf" in found["disk"]["detail"]
